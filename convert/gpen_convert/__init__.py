@@ -1,0 +1,1 @@
+"""Legacy files in, self-describing files out. The runtime never imports this package."""

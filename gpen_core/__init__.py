@@ -1,0 +1,17 @@
+"""gpen-core: a slim, fast GPEN. Importing this package is cheap; torch loads with `Restorer`."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpen_core.restorer import Restored, Restorer
+
+__version__ = "0.1.0"
+__all__ = ["Restored", "Restorer", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Restored", "Restorer"):
+        raise AttributeError(f"module 'gpen_core' has no attribute {name!r}")
+    from gpen_core import restorer
+
+    return getattr(restorer, name)
