@@ -1,6 +1,7 @@
 """What cv2 can't read or write: AVIF, GIF, HEIC and CMYK, where Pillow or pillow-heif is installed."""
 
 import io
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, BinaryIO
@@ -40,17 +41,20 @@ def _plugin(module: str, name: str, what: str) -> Any:
         raise _missing(what, "formats") from None
 
 
-def _loaded(open_image: Callable[[], Any], max_pixels: int) -> Any:
+def _guarded(action: Callable[[], Any]) -> Any:
     try:
-        image = open_image()
-        width, height = image.size
-        check_size(width, height, max_pixels)
-        image.load()
-    except ImageError:
-        raise
+        return action()
     # Pillow's plugins raise almost anything for damaged data: OSError, SyntaxError, struct.error, IndexError.
     except Exception as error:
         raise ImageError(f"the picture data is damaged or truncated ({_one_line(error)})") from None
+
+
+def _loaded(open_image: Callable[[], Any], max_pixels: int) -> Any:
+    """The opened Pillow image, decoded unless its header claims too many pixels."""
+    image = _guarded(open_image)
+    width, height = image.size
+    check_size(width, height, max_pixels)
+    _guarded(image.load)
     return image
 
 
@@ -73,6 +77,7 @@ def _animation_notes(image: Any) -> tuple[str, ...]:
 
 
 def read_gif(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
+    check_size(*struct.unpack_from("<HH", data.ljust(10, b"\0"), 6), max_pixels)
     opener = _plugin("GifImagePlugin", "GifImageFile", "reading GIF")
     image = _loaded(lambda: opener(io.BytesIO(data)), max_pixels)
     pixels, alpha, grey = _split(image)
@@ -115,12 +120,11 @@ def read_heic(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
     except ImportError:
         raise _missing("reading HEIC", "heic") from None
 
-    def open_image() -> Any:
-        return pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
-
-    image = _loaded(open_image, max_pixels)
+    image = _guarded(lambda: pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=False))
+    width, height = image.size
+    check_size(width, height, max_pixels)
+    samples = _guarded(lambda: np.array(image))
     info = image.info
-    samples = np.array(image)
     grey = image.mode.startswith(("L", "I"))
     if samples.ndim == 2:
         samples = samples[..., None]

@@ -30,12 +30,24 @@ from gpen_core.photo import (
 )
 
 _WIDTH, _LENGTH, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_FILL_ORDER = 266
 _STRIPS, _ORIENTATION, _SAMPLES, _ROWS, _STRIP_SIZES = 273, 274, 277, 278, 279
 _PLANAR, _PREDICTOR, _TILE_WIDTH, _TILE_LENGTH, _TILES, _TILE_SIZES = 284, 317, 322, 323, 324, 325
 _SUB_DIRECTORIES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 330, 338, 339
 _XMP, _IPTC_PHOTOSHOP, _ICC, _LAYERS, _DNG_VERSION = 700, 34377, 34675, 37724, 50706
 
-_PACKING = (_COMPRESSION, 266, _STRIPS, _ROWS, _STRIP_SIZES, 292, 293, _PREDICTOR, *range(322, 326), 347)
+_PACKING = (
+    _COMPRESSION,
+    _FILL_ORDER,
+    _STRIPS,
+    _ROWS,
+    _STRIP_SIZES,
+    292,
+    293,
+    _PREDICTOR,
+    *range(322, 326),
+    347,
+)
 """How the strips are packed: what any directory for the same strips repeats."""
 
 _COLOUR_MODEL = (320, 529, 530, 531, 532)
@@ -100,6 +112,11 @@ class _Page:
     @property
     def compression(self) -> int:
         return self.one(_COMPRESSION, 1)
+
+    @property
+    def unpacked(self) -> bool:
+        """Whether the samples lie in the file as they are: not compressed, their bits in the usual order."""
+        return self.compression == 1 and self.one(_FILL_ORDER, 1) == 1
 
     @property
     def tiled(self) -> bool:
@@ -207,6 +224,8 @@ def _decode_as(
 
 def _samples(page: _Page, data: bytearray) -> NDArray[Any]:
     """H x W x samples of 8 or 16 bits as stored."""
+    if page.unpacked:
+        return _copied(page, data)
     if page.one(_PLANAR, 1) == 2 and page.samples > 1:
         return _separate_planes(page, data)
     if page.compression in _JPEG_LIKE:
@@ -227,6 +246,28 @@ def _plain(page: _Page) -> dict[int, list[int]]:
     }
 
 
+def _copied(page: _Page, data: bytearray) -> NDArray[Any]:
+    """The samples of a file without compression (cv2 fails on several rows of such tiles)."""
+    pixels = np.empty((page.height, page.width, page.samples), f"u{page.depth // 8}")
+    stored = np.dtype(f"{page.layout.order}u{page.depth // 8}")
+    separate = page.one(_PLANAR, 1) == 2
+    each = 1 if separate else page.samples
+    block_width = page.one(_TILE_WIDTH, page.width)
+    block_rows = page.one(_TILE_LENGTH, 0) if page.tiled else min(page.one(_ROWS, page.height), page.height)
+    places = iter(page.values[_TILES if page.tiled else _STRIPS])
+    for first in range(page.samples if separate else 1):
+        for y in range(0, page.height, block_rows):
+            rows = block_rows if page.tiled else min(block_rows, page.height - y)
+            for x in range(0, page.width, block_width):
+                place, count = next(places), rows * block_width * each
+                if place + count * stored.itemsize > len(data):
+                    raise ImageError("truncated: the pixel data runs past the end of the file")
+                block = np.frombuffer(data, stored, count, place).reshape(rows, block_width, each)
+                target = pixels[y : y + rows, x : x + block_width, first : first + each]
+                target[...] = block[: target.shape[0], : target.shape[1]]
+    return pixels
+
+
 def _separate_planes(page: _Page, data: bytearray) -> NDArray[Any]:
     places, sizes = (_TILES, _TILE_SIZES) if page.tiled else (_STRIPS, _STRIP_SIZES)
     each = len(page.values[places]) // page.samples
@@ -234,7 +275,7 @@ def _separate_planes(page: _Page, data: bytearray) -> NDArray[Any]:
     for index in range(page.samples):
         part = slice(index * each, (index + 1) * each)
         changes = {tag: page.values[tag][part] for tag in (places, sizes) if tag in page.values}
-        plane = decoded_grey(_decode_as(page, data, _plain(page) | changes, _PACKING))
+        plane = _one_channel(_decode_as(page, data, _plain(page) | changes, _PACKING))
         check_decoded(plane, page.width, page.height)
         planes[..., index] = plane
     return planes
@@ -248,7 +289,7 @@ def _widened(page: _Page, data: bytearray) -> NDArray[Any]:
     predicted = page.one(_PREDICTOR, 1) == 2
     if predicted:
         changes[_PREDICTOR] = [1]
-    wide = decoded_grey(_decode_as(page, data, changes, _PACKING))
+    wide = _one_channel(_decode_as(page, data, changes, _PACKING))
     check_decoded(wide, page.width * page.samples, page.height)
     pixels = wide.reshape(page.height, page.width, page.samples)
     if predicted:
@@ -259,7 +300,7 @@ def _widened(page: _Page, data: bytearray) -> NDArray[Any]:
     return pixels
 
 
-def decoded_grey(decoded: NDArray[Any]) -> NDArray[Any]:
+def _one_channel(decoded: NDArray[Any]) -> NDArray[Any]:
     """The decoded picture, which must have one channel."""
     if decoded.ndim != 2:
         raise ImageError("the picture data is damaged or truncated")
@@ -270,14 +311,14 @@ def _pixels(page: _Page, data: bytearray) -> tuple[NDArray[Any], NDArray[Any] | 
     """RGB pixels, the first extra sample or None, and whether it is grey."""
     grey = page.photometric in (0, _BLACK_IS_ZERO)
     interleaved = page.one(_PLANAR, 1) == 1 or page.samples == 1
-    plain_rgb = page.photometric == _RGB and page.samples == 3 and interleaved
+    plain_rgb = page.photometric == _RGB and page.samples == 3 and interleaved and not page.unpacked
     if page.depth < 8 or page.photometric in (_PALETTE, _YCBCR) or plain_rgb:
         changes = {tag: page.values[tag] for tag in (_WIDTH, _LENGTH, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANAR)
                    if tag in page.values}  # fmt: skip
         pixels, _, _ = from_cv2(_decode_as(page, data, changes, _PACKING + _COLOUR_MODEL))
         return pixels, None, grey
-    if page.samples == 1:
-        decoded = decoded_grey(_decode_as(page, data, _plain(page), _PACKING))
+    if page.samples == 1 and not page.unpacked:
+        decoded = _one_channel(_decode_as(page, data, _plain(page), _PACKING))
         pixels, _, _ = from_cv2(_positive(page, decoded))
         return pixels, None, True
     samples = _samples(page, data)
@@ -286,7 +327,7 @@ def _pixels(page: _Page, data: bytearray) -> tuple[NDArray[Any], NDArray[Any] | 
     if grey:
         pixels, _, _ = from_cv2(_positive(page, np.ascontiguousarray(samples[..., 0])))
         return pixels, alpha, True
-    return np.ascontiguousarray(samples[..., :3]), alpha, False
+    return samples if page.samples == 3 else np.ascontiguousarray(samples[..., :3]), alpha, False
 
 
 def _positive(page: _Page, samples: NDArray[Any]) -> NDArray[Any]:
