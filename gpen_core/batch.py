@@ -94,7 +94,7 @@ def run(
             restorer = restorer or load()
             restored = restorer(photo.pixels, replace(options, grey=photo.grey))
             job.target.parent.mkdir(parents=True, exist_ok=True)
-            image_io.write(job.target, photo.with_pixels(restored.image))
+            lost = image_io.write(job.target, photo.with_pixels(restored.image))
         except (ImageError, OSError) as error:
             failed += 1
             reason = explain(error, job)
@@ -104,7 +104,7 @@ def run(
             continue
         done += 1
         partly += restored.failed > 0
-        for note in photo.notes:
+        for note in (*photo.notes, *lost):
             complain(f"{job.source}: {note}")
         report(_record(job, restored, restorer) if as_records else _line(job, restored, restorer))
     if not jobs:

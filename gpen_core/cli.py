@@ -161,8 +161,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run_command(arguments: list[str]) -> int:
     """Run one command; every failure becomes one line and an exit code."""
     try:
-        result = app(arguments, prog_name="gpen-core", standalone_mode=False)
-        return int(result or ExitCode.OK)
+        result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
+        if result == ExitCode.INTERRUPTED:
+            _complain("gpen-core: interrupted")
+        return result
     except GpenError as error:
         _complain(f"gpen-core: {_one_line(str(error))}")
         return error.exit_code

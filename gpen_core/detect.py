@@ -85,9 +85,7 @@ def load_detector(
         raise UsageError(f"detection threshold {threshold} is not between 0 and 1")
     session = _open_session(Path(path), device)
     family, outputs = _recognise(session, Path(path))
-    return _OnnxDetector(
-        session, family, outputs, long_side, family.threshold if threshold is None else threshold
-    )
+    return _OnnxDetector(session, family, outputs, long_side, family.threshold if threshold is None else threshold)
 
 
 def retinaface_anchors(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -141,9 +139,7 @@ def decode_centerface(
     return Candidates(np.concatenate([corner, corner + size], axis=1), points.astype(np.float64), scores)
 
 
-def suppress(
-    boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: float = _NMS_IOU
-) -> NDArray[np.intp]:
+def suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: float = _NMS_IOU) -> NDArray[np.intp]:
     """Greedy non-maximum suppression: indices of the boxes kept, best first.
 
     A box goes if it overlaps a better one by more than `iou`, widths counted as x1 - x0 + 1. Of equal scores the
@@ -182,9 +178,7 @@ def plausible(candidates: Candidates, size: tuple[int, int]) -> NDArray[np.bool_
     of the box of each other, and landmarks further from the box's middle than the box is long.
     """
     boxes, points = candidates.boxes, candidates.landmarks
-    finite = (
-        np.isfinite(boxes).all(axis=1) & np.isfinite(points).all(axis=(1, 2)) & np.isfinite(candidates.scores)
-    )
+    finite = np.isfinite(boxes).all(axis=1) & np.isfinite(points).all(axis=(1, 2)) & np.isfinite(candidates.scores)
     with np.errstate(invalid="ignore", over="ignore"):
         side = boxes[:, 2:] - boxes[:, :2]
         middle = (boxes[:, 2:] + boxes[:, :2]) / 2
@@ -274,9 +268,7 @@ class _OnnxDetector:
             outputs = self.session.run(self.outputs, {self.session.get_inputs()[0].name: batch})
         except Exception as error:  # onnxruntime's exceptions share no narrower base
             height, width = pixels.shape[:2]
-            raise DetectorError(
-                f"face detection failed at {width} x {height}: {_first_line(error)}"
-            ) from error
+            raise DetectorError(f"face detection failed at {width} x {height}: {_first_line(error)}") from error
         return [output[0] for output in outputs]
 
 
@@ -343,9 +335,7 @@ def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
     except OSError as error:
         raise DetectorError(f"{path}: can't read the detector: {error.strerror}") from error
     if start.startswith(_LEGACY_STARTS):
-        raise DetectorError(
-            f"{path}: a PyTorch checkpoint, not an ONNX detector: run `gpen-core convert {path}`"
-        )
+        raise DetectorError(f"{path}: a PyTorch checkpoint, not an ONNX detector: run `gpen-core convert {path}`")
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, which fails with messages where a container forbids it.
     options.intra_op_num_threads = _thread_count()
@@ -357,9 +347,7 @@ def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no narrower base
-        raise DetectorError(
-            f"{path}: not an ONNX model that onnxruntime can open: {_first_line(error)}"
-        ) from error
+        raise DetectorError(f"{path}: not an ONNX model that onnxruntime can open: {_first_line(error)}") from error
 
 
 def _providers(device: str) -> list[str]:

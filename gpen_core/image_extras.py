@@ -174,9 +174,7 @@ def _cmyk_to_rgb(image: Any) -> tuple[Canvas, tuple[str, ...]]:
         raise ImageError(f"a {image.mode} picture where CMYK was expected")
     profile = image.info.get("icc_profile")
     if not profile:
-        return np.array(image.convert("RGB")), (
-            "CMYK without a profile: its colours are approximate, written as RGB",
-        )
+        return np.array(image.convert("RGB")), ("CMYK without a profile: its colours are approximate, written as RGB",)
     from PIL import ImageCms
 
     try:

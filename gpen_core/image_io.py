@@ -273,8 +273,6 @@ def _lost_between_formats(photo: Photo, name: str) -> tuple[str, ...]:
     lost = []
     if photo.photoshop is not None and name not in ("jpeg", "tiff"):
         lost.append(f"{name} can't hold the IPTC/Photoshop block")
-    if photo.format != name and any(
-        kind in (b"COM", b"tEXt", b"zTXt", b"iTXt", b"cICP") for kind, _ in photo.native
-    ):
+    if photo.format != name and any(kind in (b"COM", b"tEXt", b"zTXt", b"iTXt", b"cICP") for kind, _ in photo.native):
         lost.append(f"the comments of the {photo.format} file are not kept in {name}")
     return tuple(lost)

@@ -102,7 +102,7 @@ class Restorer:
         device: str = "auto",
         precision: str = "auto",
         compile: bool = False,
-        max_batch: int = 8,
+        max_batch: int | None = None,
     ) -> Restorer:
         """A restorer from converted weights and a detector, each a path or a name of the catalog.
 

@@ -10,7 +10,9 @@ from skimage.metrics import structural_similarity
 from gpen_core.types import Image
 
 
-def degrade(image: Image, *, blur: float = 1.0, reduce: int = 2, noise: float = 6.0, quality: int = 50, seed: int = 0) -> Image:
+def degrade(
+    image: Image, *, blur: float = 1.0, reduce: int = 2, noise: float = 6.0, quality: int = 50, seed: int = 0
+) -> Image:
     """Blur (sigma in px), reduction by averaging, Gaussian noise (levels), JPEG, and enlargement to the old size.
 
     The noise comes from a seed, so the result is always the same.

@@ -50,15 +50,13 @@ def _import_onnx() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise UsageError(
-            "rewriting an ONNX model needs the onnx package: pip install 'gpen-core[convert]'"
-        ) from error
+        raise UsageError("rewriting an ONNX model needs the onnx package: pip install 'gpen-core[convert]'") from error
     return onnx
 
 
 def _parse(onnx: Any, model_bytes: bytes) -> "onnx.ModelProto":
     try:
-        model: "onnx.ModelProto" = onnx.load_model_from_string(model_bytes)
+        model: onnx.ModelProto = onnx.load_model_from_string(model_bytes)
     except Exception as error:  # protobuf's DecodeError has no stable public home
         raise CheckpointError("not an ONNX model") from error
     if not model.graph.node:
@@ -68,12 +66,8 @@ def _parse(onnx: Any, model_bytes: bytes) -> "onnx.ModelProto":
 
 def _refuse_baked_sizes(graph: "onnx.GraphProto", weights: set[str]) -> None:
     for node in graph.node:
-        if node.op_type in ("Reshape", "Resize", "Upsample", "Expand") and any(
-            name in weights for name in node.input
-        ):
-            raise CheckpointError(
-                f"{node.op_type} uses a size fixed at export: the model can't be made dynamic"
-            )
+        if node.op_type in ("Reshape", "Resize", "Upsample", "Expand") and any(name in weights for name in node.input):
+            raise CheckpointError(f"{node.op_type} uses a size fixed at export: the model can't be made dynamic")
 
 
 def _keep(messages: Any, wanted: Callable[[Any], bool]) -> None:
