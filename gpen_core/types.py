@@ -24,7 +24,8 @@ class Face:
     """One detected face, in pixels of the picture that was given to the detector.
 
     box: [4] float64, x0 y0 x1 y1.
-    landmarks: [5, 2] float64 (x, y): left eye, right eye, nose, left and right mouth corner, as they stand in the picture.
+    landmarks: [5, 2] float64 (x, y): left eye, right eye, nose, left mouth corner, right mouth corner, as they stand
+    in the picture.
     score: detector confidence, 0..1.
     """
 

@@ -1,0 +1,96 @@
+"""A generator's configuration from the shapes of its legacy tensors, and what a foreign file is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpen_convert.keymap import find_rule, legacy_shapes
+from gpen_core.checkpoint import describe_difference
+from gpen_core.config import VALUE_RANGES, GeneratorConfig
+from gpen_core.errors import CheckpointError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+ANCHOR = "generator.input.input"
+
+# What else people hand in, by keys that only it has.
+FOREIGN = (
+    ((r"final_conv\.\d", r"final_linear\.1\.weight"), "a GPEN discriminator, not a generator"),
+    ((r"stylegan_decoder\.", r"conv_body_first\."), "a GFPGAN generator, not a GPEN one"),
+    ((r"quantize\.embedding\.weight",), "a CodeFormer or VQGAN model, not a GPEN generator"),
+    ((r"ClassHead\.0", r"BboxHead\.0"), "a RetinaFace detector, not a GPEN generator"),
+    ((r"out_mask_conv\.", r"out_img_conv\."), "a ParseNet face parser, not a GPEN generator"),
+    ((r"conv_first\.weight", r"body\.0\.rdb1\."), "an RRDBNet (ESRGAN) up-scaler, not a GPEN generator"),
+    ((r"style\.1\.weight", r"convs\.0\.conv\.weight"), "a StyleGAN2 generator without GPEN's encoder"),
+    ((r"vgg|conv1_1\.weight",), "a VGG-type network, not a GPEN generator"),
+    ((r"param_groups",), "an optimiser's state, not a generator"),
+)
+
+
+def generator_prefix(keys: list[str]) -> str | None:
+    """What stands before the legacy generator's keys (`module.`, say), or None if there are none."""
+    candidates = [key.removesuffix(ANCHOR) for key in keys if key.endswith(ANCHOR)]
+    return min(candidates, key=len) if candidates else None
+
+
+def describe_foreign_keys(keys: list[str]) -> str:
+    """One clause that says what a state dict without a GPEN generator is."""
+    for patterns, description in FOREIGN:
+        if all(any(re.search(r"(^|\.)" + pattern, key) for key in keys) for pattern in patterns):
+            return description
+    shown = ", ".join(keys[:3] + ["..."] * (len(keys) > 3))
+    return f"no GPEN generator: {ANCHOR} is missing (it holds {len(keys)} tensors: {shown})"
+
+
+def infer_config(shapes: Shapes, task: str = "restoration") -> GeneratorConfig:
+    """The configuration that follows from all shapes of a legacy generator.
+
+    shapes: by legacy key, prefix removed. Raises CheckpointError if a tensor is missing, unknown or does not fit.
+    """
+    depth_in = _count(shapes, r"ecd(\d+)\.0\.[01]\.weight")
+    depth_out = _count(shapes, r"generator\.to_rgbs\.(\d+)\.conv\.weight")
+    n_mlp = _count(shapes, r"generator\.style\.(\d+)\.weight", start=1)
+    if depth_in < 2 or depth_out < 1 or n_mlp < 1:
+        raise CheckpointError(f"incomplete: {depth_in} encoder, {depth_out} to-RGB and {n_mlp} mapping layers")
+    decoder = [_dim(shapes, "generator.conv1.conv.weight", 1)]
+    decoder += [_dim(shapes, f"generator.convs.{2 * i}.conv.weight", 1) for i in range(depth_out)]
+    encoder = [_dim(shapes, f"ecd{i}.0.{1 if i else 0}.weight", 0) for i in range(depth_in)][::-1]
+    config = GeneratorConfig(
+        input_size=4 << (depth_in - 1),
+        output_size=4 << depth_out,
+        channels=tuple(decoder + encoder[len(decoder) :]),
+        style_dim=_dim(shapes, "generator.style.1.weight", 0),
+        n_mlp=n_mlp,
+        concat=_dim(shapes, "generator.conv1.activate.bias", 0) == 2 * decoder[0],
+        value_range=VALUE_RANGES[task],
+        task=task,
+    )
+    parameters = {key: shape for key, shape in shapes.items() if not _is_filter(key)}
+    expected = legacy_shapes(config)
+    if parameters != expected:
+        raise CheckpointError(describe_difference(expected, parameters))
+    return config
+
+
+def _is_filter(key: str) -> bool:
+    found = find_rule(key)
+    return found is not None and found[0].target is None
+
+
+def _count(shapes: Shapes, pattern: str, start: int = 0) -> int:
+    """How many numbers from `start` on appear without a gap."""
+    numbers = {int(m.group(1)) for m in (re.fullmatch(pattern, key) for key in shapes) if m}
+    end = start
+    while end in numbers:
+        end += 1
+    return end - start
+
+
+def _dim(shapes: Shapes, key: str, axis: int) -> int:
+    shape = shapes.get(key)
+    if shape is None:
+        raise CheckpointError(f"incomplete: {key} is missing")
+    if len(shape) <= axis:
+        raise CheckpointError(f"{key} has the shape {list(shape)}")
+    return shape[axis]

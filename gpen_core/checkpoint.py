@@ -1,0 +1,124 @@
+"""Converted weights: safetensors with a self-describing header, loaded strictly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from gpen_core.config import WeightsMetadata, levels
+from gpen_core.errors import CheckpointError
+from gpen_core.model import Generator
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def read_metadata(path: str | Path) -> WeightsMetadata:
+    """What a converted file says about itself. Raises CheckpointError naming the file."""
+    return _read(Path(path), with_tensors=False)[0]
+
+
+def load_tensors(path: str | Path) -> tuple[WeightsMetadata, dict[str, Tensor]]:
+    """Metadata and all tensors as stored. Raises CheckpointError naming the file."""
+    return _read(Path(path), with_tensors=True)
+
+
+def load_generator(path: str | Path) -> Generator:
+    """The generator in a converted file, float32 on the CPU, in evaluation mode, without gradients.
+
+    Raises CheckpointError if the file is no converted generator or a tensor is missing, unknown or of a wrong shape.
+    """
+    path = Path(path)
+    metadata, tensors = load_tensors(path)
+    try:
+        return build_generator(metadata, tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def build_generator(metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> Generator:
+    """A generator around given tensors, all or nothing."""
+    with torch.device("meta"):
+        model = Generator(metadata.config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if expected != found:
+        raise CheckpointError(describe_difference(expected, found))
+    strange = [name for name, tensor in tensors.items() if tensor.dtype not in FLOATS]
+    if strange:
+        raise CheckpointError(f"{strange[0]} is {tensors[strange[0]].dtype}, not floating point")
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=True, assign=True)
+    model.derive()
+    return model.eval().requires_grad_(False)
+
+
+def describe(metadata: WeightsMetadata) -> list[str]:
+    """What a weight file is and where it comes from, in lines for people."""
+    config, origin = metadata.config, metadata.provenance
+    multiplier = config.channel_multiplier
+    widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
+    return [
+        f"GPEN generator, {config.input_size} -> {config.output_size} px",
+        f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
+        f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
+        f"features {'concatenated' if config.concat else 'added'}",
+        f"convolution widths {widths}",
+        f"task {config.task}, values {config.value_range[0]:g}..{config.value_range[1]:g}",
+        f"licence: {origin.licence}",
+        f"from {origin.source_name}{f' [{origin.source_key}]' if origin.source_key else ''}, "
+        f"sha256 {origin.source_sha256}, by {origin.tool_version}",
+    ]
+
+
+def describe_difference(
+    expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], limit: int = 3
+) -> str:
+    """One line about missing, unknown and misshapen tensors, naming the first few of each."""
+    shared = expected.keys() & found.keys()
+    misshapen = sorted(name for name in shared if expected[name] != found[name])
+    parts = [
+        ("missing", sorted(expected.keys() - found.keys())),
+        ("unknown", sorted(found.keys() - expected.keys())),
+        ("misshapen", [f"{n} {list(found[n])} instead of {list(expected[n])}" for n in misshapen]),
+    ]
+    return "; ".join(
+        f"{len(names)} {kind}: {', '.join(names[:limit])}{', ...' if len(names) > limit else ''}"
+        for kind, names in parts
+        if names
+    )
+
+
+def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str, Tensor]]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(16)
+        if start[8:9] != b"{":
+            raise CheckpointError(f"{path}: {describe_foreign(start)}")
+        with safe_open(path, framework="pt") as opened:
+            metadata = WeightsMetadata.decode(opened.metadata() or {})
+            names = list(opened.keys()) if with_tensors else []
+            tensors = {name: opened.get_tensor(name) for name in names}
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({error})") from None
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+    return metadata, tensors
+
+
+def describe_foreign(start: bytes) -> str:
+    """What a file that is not safetensors seems to be, from its first bytes."""
+    if not start:
+        return "the file is empty"
+    if start.lstrip()[:1] == b"<":
+        return "looks like an HTML or XML page, not weights; download it again"
+    if start.startswith(b"version https://"):
+        return "a Git LFS pointer, not the weights themselves; fetch the real file"
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        return "a PyTorch checkpoint or another pickle, not safetensors; convert it first with: gpen-core convert"
+    return "not a safetensors file"

@@ -1,0 +1,218 @@
+"""What a generator is: its sizes, widths, value range, crop template and task, frozen and validated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gpen_core.errors import CheckpointError
+
+Template = tuple[tuple[float, float], ...]
+
+# Left eye, right eye, nose, left and right mouth corner as fractions of the crop.
+GPEN_TEMPLATE: Template = (
+    (0.394610711, 0.474382741),
+    (0.604355948, 0.473222619),
+    (0.500149999, 0.593670255),
+    (0.413983935, 0.716461318),
+    (0.587677978, 0.715500605),
+)
+TASKS = ("restoration", "colorization", "inpainting", "seg2face")
+VALUE_RANGES = {task: (0.0, 1.0) if task == "seg2face" else (-1.0, 1.0) for task in TASKS}
+SMALLEST, LARGEST = 4, 8192
+METADATA_KEY = "gpen_core"
+FORMAT_VERSION = 1
+
+
+def levels(size: int) -> tuple[int, ...]:
+    """Resolutions 4, 8, ..., size."""
+    return tuple(SMALLEST << i for i in range(int(math.log2(size // SMALLEST)) + 1))
+
+
+@dataclass(frozen=True)
+class StyleSlot:
+    """The part of the style vector that one layer reads: `width` values, one for each input channel."""
+
+    layer: str
+    width: int
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """The structure of a GPEN generator and how pictures enter and leave it.
+
+    input_size, output_size: side S of the input and T of the output in pixels, powers of two from 8 to 8192.
+    channels: convolution widths at 4, 8, ..., max(S, T) pixels, shared by the encoder and the decoder.
+    style_dim, n_mlp: width and depth of the mapping network.
+    concat: features are concatenated to a layer's output (published GPEN), not added to it.
+    value_range: values of a black and of a white pixel.
+    template: five landmark positions as fractions of the crop (x, y).
+    task: one of `TASKS`.
+    """
+
+    input_size: int
+    output_size: int
+    channels: tuple[int, ...]
+    style_dim: int
+    n_mlp: int
+    concat: bool = True
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    template: Template = GPEN_TEMPLATE
+    task: str = "restoration"
+
+    def __post_init__(self) -> None:
+        for name in ("input_size", "output_size"):
+            size = getattr(self, name)
+            _require(_is_count(size) and size & (size - 1) == 0, f"{name} {size!r} is not a power of two")
+            _require(2 * SMALLEST <= size <= LARGEST, f"{name} {size} is outside {2 * SMALLEST}..{LARGEST}")
+        expected = len(levels(max(self.input_size, self.output_size)))
+        _require(len(self.channels) == expected, f"{len(self.channels)} widths for {expected} resolutions")
+        for width in (*self.channels, self.style_dim):
+            _require(_is_count(width), f"width {width!r} is not a positive whole number")
+        _require(_is_count(self.n_mlp), f"n_mlp {self.n_mlp!r} is not a positive whole number")
+        _require(isinstance(self.concat, bool), f"concat {self.concat!r} is not true or false")
+        black, white = _numbers(self.value_range, 2, "value_range")
+        _require(black < white, f"value_range {self.value_range} is not ascending")
+        _require(len(self.template) == 5, f"the template has {len(self.template)} points instead of 5")
+        for point in self.template:
+            _numbers(point, 2, "template point")
+        _require(self.task in TASKS, f"task {self.task!r} is none of {', '.join(TASKS)}")
+
+    @property
+    def encoder_levels(self) -> tuple[int, ...]:
+        return levels(self.input_size)
+
+    @property
+    def decoder_levels(self) -> tuple[int, ...]:
+        return levels(self.output_size)
+
+    @property
+    def noise_levels(self) -> tuple[int, ...]:
+        """Decoder resolutions above the encoder's: their layers take noise in the place of features."""
+        return tuple(r for r in self.decoder_levels if r > self.input_size)
+
+    def width(self, resolution: int) -> int:
+        """Convolution width at a resolution."""
+        return self.channels[int(math.log2(resolution // SMALLEST))]
+
+    def layer_width(self, resolution: int) -> int:
+        """Channels that leave a styled layer at a resolution."""
+        return self.width(resolution) * (2 if self.concat else 1)
+
+    def style_slots(self) -> tuple[StyleSlot, ...]:
+        """Order of all layers' styles in the one style vector."""
+        first = [
+            StyleSlot("layers.0", self.width(SMALLEST)),
+            StyleSlot("to_rgb.0", self.layer_width(SMALLEST)),
+        ]
+        for i, resolution in enumerate(self.decoder_levels[1:], start=1):
+            entering, leaving = self.layer_width(resolution // 2), self.layer_width(resolution)
+            first += [
+                StyleSlot(f"layers.{2 * i - 1}", entering),
+                StyleSlot(f"layers.{2 * i}", leaving),
+                StyleSlot(f"to_rgb.{i}", leaving),
+            ]
+        return tuple(first)
+
+    @property
+    def narrow(self) -> float:
+        """GPEN's `narrow`: width at 4 pixels over 512."""
+        return self.channels[0] / 512
+
+    @property
+    def channel_multiplier(self) -> float | None:
+        """GPEN's `channel_multiplier`, from the 64-pixel level; None where there is none."""
+        if max(self.input_size, self.output_size) < 64:
+            return None
+        multiplier = self.width(64) / (256 * self.narrow)
+        # Widths are truncated to whole numbers, so an integer multiplier can come out a little low.
+        nearest = round(multiplier)
+        if nearest and int(256 * nearest * self.narrow) == self.width(64):
+            return nearest
+        return multiplier
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GeneratorConfig:
+        """Raises CheckpointError if a value is missing, unknown or out of range."""
+        names = {f.name for f in fields(cls)}
+        _require(set(values) <= names, f"unknown settings {', '.join(sorted(set(values) - names))}")
+        try:
+            known = {
+                **values,
+                "channels": tuple(values["channels"]),
+                "value_range": tuple(values["value_range"]),
+                "template": tuple(tuple(point) for point in values["template"]),
+            }
+            return cls(**known)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"incomplete generator configuration ({error})") from None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where converted weights come from."""
+
+    source_name: str
+    source_sha256: str
+    source_key: str
+    licence: str
+    tool_version: str
+
+
+@dataclass(frozen=True)
+class WeightsMetadata:
+    """All that a weight file says about itself."""
+
+    config: GeneratorConfig
+    provenance: Provenance
+
+    def encode(self) -> dict[str, str]:
+        """The metadata of a safetensors file: one JSON string."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            "kind": "generator",
+            "config": self.config.to_dict(),
+            "provenance": asdict(self.provenance),
+        }
+        return {METADATA_KEY: json.dumps(content, sort_keys=True)}
+
+    @classmethod
+    def decode(cls, metadata: Mapping[str, str]) -> WeightsMetadata:
+        """Raises CheckpointError if the metadata is absent, malformed or of a newer version."""
+        _require(METADATA_KEY in metadata, "no gpen-core metadata; convert the original with: gpen-core convert")
+        try:
+            content = json.loads(metadata[METADATA_KEY])
+        except (ValueError, RecursionError):
+            raise CheckpointError("the gpen-core metadata is not JSON") from None
+        _require(isinstance(content, dict), "the gpen-core metadata is not a JSON object")
+        version, kind = content.get("format_version"), content.get("kind")
+        _require(version == FORMAT_VERSION, f"format version {version!r}; this gpen-core reads {FORMAT_VERSION}")
+        _require(kind == "generator", f"holds a {kind!r}, not a generator")
+        config, provenance = content.get("config"), content.get("provenance")
+        _require(isinstance(config, dict) and isinstance(provenance, dict), "incomplete gpen-core metadata")
+        names = {f.name for f in fields(Provenance)}
+        _require(set(provenance) == names, "incomplete provenance in the gpen-core metadata")
+        _require(all(isinstance(v, str) for v in provenance.values()), "provenance values must be text")
+        return cls(GeneratorConfig.from_dict(config), Provenance(**provenance))
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise CheckpointError(message)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 16
+
+
+def _numbers(values: Any, count: int, name: str) -> tuple[float, ...]:
+    ok = isinstance(values, tuple) and len(values) == count
+    ok = ok and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+    _require(ok, f"{name} {values!r} is not {count} finite numbers")
+    return tuple(values)
