@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     import onnx
 
 _SPATIAL_RANK = 4
+_SIZED = ("Reshape", "Resize", "Upsample", "Expand")
 
 
 def make_dynamic(model_bytes: bytes, metadata: Mapping[str, str]) -> bytes:
     """The same network for any batch, height and width, with `metadata` added to its properties.
 
-    model_bytes: an ONNX model whose one true input and whose outputs are NCHW maps, with no operator that bakes
-    the size in. Initializers listed as graph inputs (as exporters did before IR version 4) are taken off that list, so
-    that a runtime may fold them; weights that no operator reads are dropped. Equal arguments give equal bytes.
+    model_bytes: an ONNX model whose one true input and whose outputs are NCHW maps, with no operator that
+    bakes the size in. Initializers listed as graph inputs (as exporters did before IR version 4) are taken
+    off that list, so that a runtime may fold them; weights that no operator reads are dropped. Equal
+    arguments give equal bytes.
 
     Raises CheckpointError if the bytes are not such a model and UsageError if the `onnx` package is missing.
     """
@@ -50,13 +52,13 @@ def _import_onnx() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise UsageError("rewriting an ONNX model needs the onnx package: pip install 'gpen-core[convert]'") from error
+        raise UsageError("rewriting an ONNX model needs the onnx package: pip install onnx") from error
     return onnx
 
 
-def _parse(onnx: Any, model_bytes: bytes) -> "onnx.ModelProto":
+def _parse(onnx: Any, model_bytes: bytes) -> Any:
     try:
-        model: onnx.ModelProto = onnx.load_model_from_string(model_bytes)
+        model = onnx.load_model_from_string(model_bytes)
     except Exception as error:  # protobuf's DecodeError has no stable public home
         raise CheckpointError("not an ONNX model") from error
     if not model.graph.node:
@@ -66,8 +68,8 @@ def _parse(onnx: Any, model_bytes: bytes) -> "onnx.ModelProto":
 
 def _refuse_baked_sizes(graph: "onnx.GraphProto", weights: set[str]) -> None:
     for node in graph.node:
-        if node.op_type in ("Reshape", "Resize", "Upsample", "Expand") and any(name in weights for name in node.input):
-            raise CheckpointError(f"{node.op_type} uses a size fixed at export: the model can't be made dynamic")
+        if node.op_type in _SIZED and not weights.isdisjoint(node.input):
+            raise CheckpointError(f"{node.op_type} may use a size fixed at export: it can't be made dynamic")
 
 
 def _keep(messages: Any, wanted: Callable[[Any], bool]) -> None:
