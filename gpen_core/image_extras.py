@@ -77,7 +77,8 @@ def _animation_notes(image: Any) -> tuple[str, ...]:
 
 
 def read_gif(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
-    check_size(*struct.unpack_from("<HH", data.ljust(10, b"\0"), 6), max_pixels)
+    width, height = struct.unpack_from("<HH", data.ljust(10, b"\0"), 6)
+    check_size(width, height, max_pixels)
     opener = _plugin("GifImagePlugin", "GifImageFile", "reading GIF")
     image = _loaded(lambda: opener(io.BytesIO(data)), max_pixels)
     pixels, alpha, grey = _split(image)
@@ -174,9 +175,7 @@ def _cmyk_to_rgb(image: Any) -> tuple[Canvas, tuple[str, ...]]:
         raise ImageError(f"a {image.mode} picture where CMYK was expected")
     profile = image.info.get("icc_profile")
     if not profile:
-        return np.array(image.convert("RGB")), (
-            "CMYK without a profile: its colours are approximate, written as RGB",
-        )
+        return np.array(image.convert("RGB")), ("CMYK without a profile: its colours are approximate, written as RGB",)
     from PIL import ImageCms
 
     try:

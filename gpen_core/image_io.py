@@ -4,12 +4,9 @@
 `write` puts it back with its profile, metadata, depth and transparency, whole or not at all.
 """
 
-import contextlib
-import os
-import secrets
 import stat
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core.errors import ImageError
+from gpen_core.files import replacing
 from gpen_core.image_bmp import BMP_HEADER_SIZES, read_bmp, write_bmp
 from gpen_core.image_extras import (
     read_avif,
@@ -36,7 +34,7 @@ from gpen_core.image_tiff import read_tiff, tiff_is_cmyk, write_tiff
 from gpen_core.image_webp import read_webp, write_webp
 from gpen_core.photo import JpegStyle, Photo, Subsampling, straight_alpha
 
-__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "read", "replacing", "shown", "write"]
+__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "read", "shown", "write"]
 
 _FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
@@ -105,28 +103,12 @@ def write(
     """
     try:
         writer = _writer(path, format, quality, subsampling)
-        with replacing(path) as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             return writer(file, photo)
     except ImageError as error:
         raise ImageError(f"{shown(path)}: {error}") from None
     except OSError as error:
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the path's place when the block ends well, and vanishes otherwise."""
-    temporary = path.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _reason(error: OSError) -> str:
@@ -273,8 +255,6 @@ def _lost_between_formats(photo: Photo, name: str) -> tuple[str, ...]:
     lost = []
     if photo.photoshop is not None and name not in ("jpeg", "tiff"):
         lost.append(f"{name} can't hold the IPTC/Photoshop block")
-    if photo.format != name and any(
-        kind in (b"COM", b"tEXt", b"zTXt", b"iTXt", b"cICP") for kind, _ in photo.native
-    ):
+    if photo.format != name and any(kind in (b"COM", b"tEXt", b"zTXt", b"iTXt", b"cICP") for kind, _ in photo.native):
         lost.append(f"the comments of the {photo.format} file are not kept in {name}")
     return tuple(lost)

@@ -111,9 +111,7 @@ class _Jpeg:
     end: int
 
     def all(self, marker: int, head: bytes) -> list[bytes]:
-        return [
-            data[len(head) :] for found, data in self.segments if found == marker and data.startswith(head)
-        ]
+        return [data[len(head) :] for found, data in self.segments if found == marker and data.startswith(head)]
 
     def first(self, marker: int, head: bytes) -> bytes | None:
         return next(iter(self.all(marker, head)), None)
@@ -276,9 +274,7 @@ def _with_metadata(photo: Photo, jpeg: _Jpeg, file_size: int) -> tuple[Photo, in
     if jpeg.first(0xE2, b"MPF\0") is not None:
         notes.append("further pictures in the file (MPO, gain map, depth) are not kept")
     elif file_size > jpeg.end:
-        notes.append(
-            f"{file_size - jpeg.end} bytes after the picture (motion photo or the like) are not kept"
-        )
+        notes.append(f"{file_size - jpeg.end} bytes after the picture (motion photo or the like) are not kept")
     complete = replace(
         photo,
         icc=icc,
@@ -307,9 +303,7 @@ def _refuse_short_scan(decoded: NDArray[Any], stripped: bytes) -> None:
         raise ImageError("truncated or damaged: the JPEG data ends before the picture does")
 
 
-def write_jpeg(
-    file: BinaryIO, photo: Photo, quality: int | None, subsampling: Subsampling | None
-) -> tuple[str, ...]:
+def write_jpeg(file: BinaryIO, photo: Photo, quality: int | None, subsampling: Subsampling | None) -> tuple[str, ...]:
     photo, extra_notes = without_extra_channel(photo, "JPEG")
     if photo.alpha is not None and int(photo.alpha.min()) < np.iinfo(photo.alpha.dtype).max:
         raise ImageError("JPEG can't hold its transparency: choose .png, .webp or .tiff")

@@ -41,9 +41,7 @@ _MAX_ENTRIES = 1024
 
 def shown(path: Path) -> str:
     """The path as one printable line, whatever its name holds."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(path)
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(path))
 
 
 @dataclass(frozen=True)
@@ -241,9 +239,7 @@ def clean_exif(exif: bytes) -> tuple[bytes | None, int]:
 
 
 def _swap_resolutions(data: bytearray, layout: Layout) -> None:
-    slots = {
-        e.tag: e.slot for e in entries(data, layout, layout.first) if e.tag in (0x11A, 0x11B) and e.kind == 5
-    }
+    slots = {e.tag: e.slot for e in entries(data, layout, layout.first) if e.tag in (0x11A, 0x11B) and e.kind == 5}
     if len(slots) == 2:
         x, y = slots[0x11A] + 8, slots[0x11B] + 8
         data[x : x + 4], data[y : y + 4] = data[y : y + 4], data[x : x + 4]
@@ -371,9 +367,7 @@ def clean_xmp(xmp: bytes | None) -> tuple[bytes | None, tuple[str, ...]]:
     if xmp is None:
         return None, ()
     if _XMP_PARTS.search(xmp):
-        return None, (
-            "the XMP packet describes further parts of the file (motion, depth, gain map); it is not kept",
-        )
+        return None, ("the XMP packet describes further parts of the file (motion, depth, gain map); it is not kept",)
     return _XMP_THUMBNAILS.sub(b"", _XMP_ORIENTATION.sub(rb"\g<1>1", xmp)), ()
 
 
@@ -391,9 +385,7 @@ def clean_photoshop(block: bytes | None) -> tuple[bytes | None, tuple[str, ...]]
     while pos + 12 <= len(block):
         name_size = (block[pos + 6] + 2) // 2 * 2
         size_at = pos + 6 + name_size
-        if block[pos : pos + 4] not in (b"8BIM", b"MeSa", b"AgHg", b"PHUT", b"DCSR") or size_at + 4 > len(
-            block
-        ):
+        if block[pos : pos + 4] not in (b"8BIM", b"MeSa", b"AgHg", b"PHUT", b"DCSR") or size_at + 4 > len(block):
             break
         size = int.from_bytes(block[size_at : size_at + 4], "big")
         end = size_at + 4 + size

@@ -191,9 +191,7 @@ def _key_alpha(png: _Png, pixels: NDArray[Any]) -> NDArray[Any] | None:
 
 def _native(png: _Png) -> tuple[tuple[bytes, bytes], ...]:
     elsewhere = (_XMP_KEY, *_RAW_PROFILE_KEYS)
-    return tuple(
-        (kind, data) for kind, data in png.chunks if kind in _NATIVE and not data.startswith(elsewhere)
-    )
+    return tuple((kind, data) for kind, data in png.chunks if kind in _NATIVE and not data.startswith(elsewhere))
 
 
 def read_png(data: bytearray, max_pixels: int) -> tuple[Photo, int]:

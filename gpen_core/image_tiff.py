@@ -145,14 +145,10 @@ def _check(page: _Page, data: bytearray, max_pixels: int) -> None:
     if page.photometric in _NAMES:
         raise ImageError(f"{_NAMES[page.photometric]} pixels in a TIFF are not supported: save it as RGB")
     if page.photometric not in (0, _BLACK_IS_ZERO, _RGB, _PALETTE, _SEPARATED, _YCBCR):
-        raise ImageError(
-            f"a TIFF of photometric interpretation {page.photometric} is not supported: save it as RGB"
-        )
+        raise ImageError(f"a TIFF of photometric interpretation {page.photometric} is not supported: save it as RGB")
     kinds = set(page.values.get(_SAMPLE_FORMAT, [1]))
     if 3 in kinds:
-        raise ImageError(
-            f"{page.depth}-bit floating-point samples are not supported: save it with 8 or 16 bits"
-        )
+        raise ImageError(f"{page.depth}-bit floating-point samples are not supported: save it with 8 or 16 bits")
     if not kinds <= {1, 4}:
         raise ImageError("signed or complex samples are not supported: save it with 8 or 16 unsigned bits")
     if len(set(page.values.get(_BITS, [1]))) != 1 or page.depth not in (1, 2, 4, 8, 16):
@@ -188,9 +184,7 @@ def _entry_bytes(page: _Page, data: bytearray, tag: int) -> tuple[int, int, byte
     return entry.kind, entry.count, bytes(data[entry.at : entry.at + entry.size])
 
 
-def _decode_as(
-    page: _Page, data: bytearray, changes: dict[int, list[int]], keep: tuple[int, ...]
-) -> NDArray[Any]:
+def _decode_as(page: _Page, data: bytearray, changes: dict[int, list[int]], keep: tuple[int, ...]) -> NDArray[Any]:
     """What cv2 makes of the file with a directory of the `keep` fields and of `changes`."""
     layout = page.layout
     wanted = {tag: _entry_bytes(page, data, tag) for tag in keep if tag in page.fields and tag not in changes}

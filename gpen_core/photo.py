@@ -78,15 +78,8 @@ class Photo:
 
         Raises ImageError for any other shape or type.
         """
-        if (
-            pixels.ndim != 3
-            or pixels.shape[2] != 3
-            or 0 in pixels.shape
-            or pixels.dtype not in (np.uint8, np.uint16)
-        ):
-            raise ImageError(
-                f"pixels must be H x W x 3 of uint8 or uint16, not {pixels.shape} {pixels.dtype}"
-            )
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape or pixels.dtype not in (np.uint8, np.uint16):
+            raise ImageError(f"pixels must be H x W x 3 of uint8 or uint16, not {pixels.shape} {pixels.dtype}")
         alpha = self.alpha
         if alpha is not None:
             alpha = to_depth(alpha, pixels.dtype)
@@ -181,9 +174,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
         raise ImageError(f"damaged: its header claims {width}x{height} pixels")
     if width * height > max_pixels:
         size, limit = width * height / 1e6, max_pixels / 1e6
-        raise ImageError(
-            f"{width}x{height} is {size:.4g} megapixels, over the limit of {limit:.4g} (max pixels)"
-        )
+        raise ImageError(f"{width}x{height} is {size:.4g} megapixels, over the limit of {limit:.4g} (max pixels)")
 
 
 def check_decoded(decoded: NDArray[Any], width: int, height: int) -> None:
@@ -197,18 +188,14 @@ def to_8_bits(photo: Photo, name: str) -> tuple[Photo, tuple[str, ...]]:
     """The photo in 8 bits, and a note if that loses any."""
     if photo.pixels.dtype == np.uint8:
         return photo, ()
-    return photo.with_pixels(photo.rgb8()), (
-        f"{name} holds 8 bits a channel: the 16-bit original is rounded",
-    )
+    return photo.with_pixels(photo.rgb8()), (f"{name} holds 8 bits a channel: the 16-bit original is rounded",)
 
 
 def without_extra_channel(photo: Photo, name: str) -> tuple[Photo, tuple[str, ...]]:
     """The photo without an alpha of unspecified meaning, and a note if it had one."""
     if photo.alpha is None or photo.alpha_role != "unspecified":
         return photo, ()
-    return replace(photo, alpha=None, alpha_role="straight"), (
-        f"{name} can't hold the unspecified extra channel",
-    )
+    return replace(photo, alpha=None, alpha_role="straight"), (f"{name} can't hold the unspecified extra channel",)
 
 
 def read_exif(exif: bytes | None) -> tuple[bytes | None, int, tuple[str, ...]]:

@@ -15,20 +15,25 @@ import gpen_core
 
 LAYERS = (
     {"errors", "types"},
-    {"config", "ops", "pixels", "files", "align", "blend", "tiling", "image_io", "image_meta", "image_extras"},
+    {"config", "ops", "pixels", "files", "align", "blend", "tiling"}
+    | {"image_io", "image_extras", "image_tiff", "image_jpeg", "image_png", "image_webp", "image_bmp", "image_meta"}
+    | {"photo"},
     {"model", "detect", "rrdb"},
     {"checkpoint"},
     {"runtime"},
     {"restorer"},
     {"cli", "service", "batch"},
 )
+CODECS = ("image_tiff", "image_jpeg", "image_png", "image_webp", "image_bmp")
 # Inside a layer, these stand on the others.
 WITHIN = {
     "blend": {"align", "pixels"},
     "align": {"config"},
     "cli": {"batch"},
-    "image_io": {"image_meta", "image_extras", "files", "pixels"},
-    "image_extras": {"image_meta"},
+    "image_io": {"files", "photo", "image_meta", "image_extras", *CODECS},
+    "image_extras": {"photo", "image_meta", "image_tiff", "image_jpeg"},
+    **{codec: {"photo", "image_meta"} for codec in CODECS},
+    "photo": {"image_meta"},
 }
 CORE = Path(gpen_core.__file__).parent
 
