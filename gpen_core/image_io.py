@@ -4,8 +4,8 @@
 `write` puts it back with its profile, metadata, depth and transparency, whole or not at all.
 """
 
+import codecs
 import stat
-import string
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -178,11 +178,20 @@ def _what_it_is(head: bytes) -> str:
         return "an HTML page, not a picture (an error page that was saved?)"
     if text.startswith((b"<?xml", b"<svg")):
         return "an XML or SVG file, not a photo"
-    if all(byte in string.printable.encode() or byte >= 0x80 for byte in head):
+    if _is_text(head):
         return "a text file, not a picture"
     if not any(head):
         return "nothing but zero bytes, not a picture"
     return "not a picture of a known format"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        # Incremental, because the last character may be cut.
+        characters = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(characters) and all(c.isprintable() or c in "\t\r\n\f" for c in characters.lstrip("\ufeff"))
 
 
 def _decoded(data: bytearray, max_pixels: int) -> tuple[Photo, int]:

@@ -45,8 +45,8 @@ def stored_picture(mode: str) -> NDArray[Any]:
     picture = np.stack(planes, axis=2)
     if mode.endswith("16"):
         # Low bytes that no 8-bit path could invent.
-        return (picture * 257 - picture // 2).clip(0, 65535).astype(np.uint16)
-    return picture.clip(0, 255).astype(np.uint8)
+        return np.asarray((picture * 257 - picture // 2).clip(0, 65535), np.uint16)
+    return np.asarray(picture.clip(0, 255), np.uint8)
 
 
 def exif_block(orientation: int) -> bytes:
@@ -198,7 +198,8 @@ def test_upright_and_complete(tmp_path: Path, form: str, mode: str, orientation:
 
     if form == "TIFF":
         # Pillow can't open grey with alpha in 16 bits.
-        tags = {tag.code: tag.value for tag in tifffile.TiffFile(target).pages[0].tags}
+        page: Any = tifffile.TiffFile(target).pages[0]
+        tags = {tag.code: tag.value for tag in page.tags}
         assert (tags[274], tags[271], bytes(tags[34675])) == (1, "Maker", icc)
         assert tags[282][0] / tags[282][1] == tags[283][0] / tags[283][1] == DPI[0]
     else:
