@@ -15,7 +15,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     What was at `path` stays until then, also if the process is killed. Raises OSError as the file system does.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}.part")
     try:
         temporary.touch(mode=0o666, exist_ok=False)
         yield temporary

@@ -77,7 +77,8 @@ def _animation_notes(image: Any) -> tuple[str, ...]:
 
 
 def read_gif(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
-    check_size(*struct.unpack_from("<HH", data.ljust(10, b"\0"), 6), max_pixels)
+    width, height = struct.unpack_from("<HH", data.ljust(10, b"\0"), 6)
+    check_size(width, height, max_pixels)
     opener = _plugin("GifImagePlugin", "GifImageFile", "reading GIF")
     image = _loaded(lambda: opener(io.BytesIO(data)), max_pixels)
     pixels, alpha, grey = _split(image)

@@ -4,12 +4,9 @@
 `write` puts it back with its profile, metadata, depth and transparency, whole or not at all.
 """
 
-import contextlib
-import os
-import secrets
+import codecs
 import stat
-import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core.errors import ImageError
+from gpen_core.files import replacing
 from gpen_core.image_bmp import BMP_HEADER_SIZES, read_bmp, write_bmp
 from gpen_core.image_extras import (
     read_avif,
@@ -36,7 +34,7 @@ from gpen_core.image_tiff import read_tiff, tiff_is_cmyk, write_tiff
 from gpen_core.image_webp import read_webp, write_webp
 from gpen_core.photo import JpegStyle, Photo, Subsampling, straight_alpha
 
-__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "read", "replacing", "shown", "write"]
+__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "read", "shown", "write"]
 
 _FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
@@ -105,28 +103,12 @@ def write(
     """
     try:
         writer = _writer(path, format, quality, subsampling)
-        with replacing(path) as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             return writer(file, photo)
     except ImageError as error:
         raise ImageError(f"{shown(path)}: {error}") from None
     except OSError as error:
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the path's place when the block ends well, and vanishes otherwise."""
-    temporary = path.parent / f".{secrets.token_hex(8)}.part"
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _reason(error: OSError) -> str:
@@ -196,11 +178,20 @@ def _what_it_is(head: bytes) -> str:
         return "an HTML page, not a picture (an error page that was saved?)"
     if text.startswith((b"<?xml", b"<svg")):
         return "an XML or SVG file, not a photo"
-    if all(byte in string.printable.encode() or byte >= 0x80 for byte in head):
+    if _is_text(head):
         return "a text file, not a picture"
     if not any(head):
         return "nothing but zero bytes, not a picture"
     return "not a picture of a known format"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        # Incremental, because the last character may be cut.
+        characters = codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return bool(characters) and all(c.isprintable() or c in "\t\r\n\f" for c in characters.lstrip("\ufeff"))
 
 
 def _decoded(data: bytearray, max_pixels: int) -> tuple[Photo, int]:

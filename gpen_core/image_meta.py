@@ -118,6 +118,16 @@ def entries(data: bytes | bytearray, layout: Layout, offset: int) -> Iterator[En
             yield Entry(tag, kind, items, slot, at)
 
 
+def is_whole(data: bytes | bytearray, layout: Layout, offset: int) -> bool:
+    """Whether the directory's table and all values that it refers to lie inside the data."""
+    _, pointer_at = next_directory(data, layout, offset)
+    if pointer_at == 0:
+        return False
+    slots = range(offset + layout.count_size, pointer_at, layout.slot_size)
+    known = sum(struct.unpack_from(layout.order + "H", data, slot + 2)[0] in ITEM_SIZES for slot in slots)
+    return known == sum(1 for _ in entries(data, layout, offset))
+
+
 def next_directory(data: bytes | bytearray, layout: Layout, offset: int) -> tuple[int, int]:
     """Offset of the following directory (0: none), and where that offset is written (0: nowhere)."""
     if offset < 8 or offset + layout.count_size > len(data):

@@ -127,9 +127,9 @@ def _first_page(data: bytearray) -> _Page:
     layout = meta.tiff_layout(data)
     if layout is None:
         raise ImageError("damaged: the TIFF header is incomplete")
+    if not meta.is_whole(data, layout, layout.first):
+        raise ImageError("truncated or damaged: the TIFF directory runs past the end of the file")
     found = {entry.tag: entry for entry in meta.entries(data, layout, layout.first)}
-    if not found:
-        raise ImageError("truncated: this TIFF has no directory")
     values = {
         tag: meta.integers(data, layout, entry)
         for tag, entry in found.items()
