@@ -120,7 +120,7 @@ def convert_generator(
 
 
 def published_as(name: str, config: GeneratorConfig) -> Entry | None:
-    """The catalog's entry for a file name, if the structure is that entry's too: renamed files are not mistaken for it."""
+    """The catalog's entry for a file name, if the structure is that entry's too."""
     structure = ("input_size", "output_size", "channel_multiplier", "narrow", "style_dim", "n_mlp")
     for entry in catalog():
         same_name = Path(name).stem.casefold() in (entry.name.casefold(), Path(entry.published_file).stem.casefold())
