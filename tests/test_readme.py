@@ -19,7 +19,6 @@ from tests.legacy import legacy_state
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PORTRAITS = Path(__file__).parent / "golden" / "portraits"
 
 
 def blocks(language: str) -> list[str]:
