@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import WeightsMetadata
+from gpen_core.config import WeightsMetadata, levels
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -53,6 +53,24 @@ def build_generator(metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) ->
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=True, assign=True)
     model.derive()
     return model.eval().requires_grad_(False)
+
+
+def describe(metadata: WeightsMetadata) -> list[str]:
+    """What a weight file is and where it comes from, in lines for people."""
+    config, origin = metadata.config, metadata.provenance
+    multiplier = config.channel_multiplier
+    widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
+    return [
+        f"GPEN generator, {config.input_size} -> {config.output_size} px",
+        f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
+        f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
+        f"features {'concatenated' if config.concat else 'added'}",
+        f"convolution widths {widths}",
+        f"task {config.task}, values {config.value_range[0]:g}..{config.value_range[1]:g}",
+        f"licence: {origin.licence}",
+        f"from {origin.source_name}{f' [{origin.source_key}]' if origin.source_key else ''}, "
+        f"sha256 {origin.source_sha256}, by {origin.tool_version}",
+    ]
 
 
 def describe_difference(

@@ -35,7 +35,8 @@ class StyledConv(nn.Module):
 
     def derive(self) -> None:
         """Compute what follows from the weights."""
-        self.energy = kernel_energy(self.weight.transpose(0, 1) if self.up else self.weight)
+        weight = self.weight.detach()
+        self.energy = kernel_energy(weight.transpose(0, 1) if self.up else weight)
 
     def gain(self, style: Tensor) -> Tensor:
         """Demodulation [B, O] float32 for a style [B, I] float32.

@@ -1,33 +1,76 @@
-"""The one address of speed: device, precision, memory format, compilation, batches."""
+"""The one address of speed: device, precision, memory format, compilation, batches.
+
+Nothing here changes the process: switches of PyTorch that are global are set for the length of a call and put back.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
+from gpen_core.model import Generator
 from gpen_core.pixels import from_network, to_network
 from gpen_core.types import Image
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
+BUCKETS = (1, 2, 4, 8, 16)
+LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
+# One compilation for each bucket and each runtime of a process; PyTorch's own limit of 8 counts them all together.
+COMPILATIONS = 64
+# Global switches of PyTorch can't be set for one thread alone.
+SWITCHES = threading.RLock()
 logger = logging.getLogger(__name__)
+
+Step = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""uint8 [B, S, S, 3] to uint8 [B, T, T, 3], and whether each picture was finite [B]."""
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """device: auto, cpu, cuda, cuda:N. precision: one of `PRECISIONS`. max_batch: faces in one call of the network."""
+    """How to run a network.
+
+    device: auto, cpu, cuda, cuda:N. precision: one of `PRECISIONS`; auto is fp16 on a GPU and fp32 on a CPU.
+    compile: torch.compile, one compilation for each batch size of `BUCKETS`. compiler: its backend.
+    max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
+    cuda_graphs: record each compiled batch size once and replay it.
+    cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
+    threads: of the CPU; None leaves PyTorch's choice.
+    expandable_segments, max_split_size_mb: of PyTorch's CUDA allocator; they stay for the rest of the process.
+    """
 
     device: str = "auto"
     precision: str = "auto"
     compile: bool = False
-    max_batch: int = 8
+    compiler: str = "inductor"
+    max_batch: int | None = None
+    cuda_graphs: bool = True
+    cudnn: bool = True
+    cudnn_benchmark: bool = True
+    deterministic: bool = True
+    threads: int | None = None
+    expandable_segments: bool | None = None
+    max_split_size_mb: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"unknown precision {self.precision!r}; use one of {', '.join(PRECISIONS)}")
+        if self.max_batch is not None and self.max_batch < 1:
+            raise UsageError(f"a batch of {self.max_batch} faces is none")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"{self.threads} threads are none")
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,8 +90,45 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def choose_precision(name: str, device: torch.device) -> str:
+    """Raises DeviceError if the device can't compute in the named precision."""
+    if device.type == "cpu":
+        if name in ("fp16", "tf32"):
+            raise DeviceError(f"--precision {name} needs a CUDA device; a CPU runs fp32 or bf16")
+        return "fp32" if name == "auto" else name
+    capability = torch.cuda.get_device_capability(device)
+    if name in ("tf32", "bf16") and capability < (8, 0):
+        found = ".".join(map(str, capability))
+        raise DeviceError(f"--precision {name} needs a GPU of compute capability 8.0; {device} has {found}")
+    if name == "auto":
+        return "fp16" if capability >= (7, 0) else "fp32"
+    return name
+
+
+def plan_batches(count: int, largest: int) -> list[tuple[int, int]]:
+    """(crops, bucket) for each call: together `count` crops, in buckets of at most `largest`.
+
+    A bucket is filled up with copies when a quarter of it or less would be waste; otherwise a smaller one goes first.
+    """
+    buckets = [b for b in BUCKETS if b <= largest]
+    plan = []
+    while count:
+        enough = next((b for b in buckets if b >= count), None)
+        if enough is not None and 4 * (enough - count) <= enough:
+            plan.append((count, enough))
+            break
+        size = max(b for b in buckets if b <= count)
+        plan.append((size, size))
+        count -= size
+    return plan
+
+
 class Runtime:
-    """Runs a generator on aligned 8-bit crops, in batches."""
+    """Runs a generator on aligned 8-bit crops, in batches. Threads may share it.
+
+    generator: a `Generator` (whose float32 weights are left as they are) or any callable from [B, 3, S, S] float32 to
+    [B, 3, T, T], which always runs in float32. Raises UsageError and DeviceError.
+    """
 
     def __init__(
         self,
@@ -56,31 +136,234 @@ class Runtime:
         config: GeneratorConfig,
         options: RuntimeOptions = RuntimeOptions(),
     ) -> None:
-        if options.precision not in PRECISIONS:
-            raise UsageError(f"unknown precision {options.precision!r}; use one of {', '.join(PRECISIONS)}")
         self.device = choose_device(options.device)
         self.config = config
-        self.max_batch = options.max_batch
+        self.options = options
         self.generator = generator
+        self.precision = choose_precision(options.precision, self.device)
+        if self.precision in LOW and not isinstance(generator, Generator):
+            self.precision = "fp32"
+        self.max_batch = options.max_batch or (8 if self.device.type == "cuda" else 1)
+        self._lock = threading.RLock()
+        if options.compile:
+            require_compiler(self.device)
+        set_allocator(self.device, options)
+        step = self._step(self._prepared(self.precision))
+        self._run: Step = Compiled(step, self.device, options) if options.compile else step
 
     @property
     def description(self) -> str:
-        """Device and precision in words."""
-        return f"{self.device.type} fp32"
+        """Device, precision and mode in words."""
+        name = f"cuda ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else "cpu"
+        return f"{name} {self.precision} {'compiled' if self.options.compile else 'eager'}"
+
+    def warm_up(self, batches: Sequence[int] = BUCKETS) -> None:
+        """Compile and run once for each of the given batch sizes, so that later calls don't wait."""
+        size = self.config.input_size
+        grey = np.full((size, size, 3), 128, np.uint8)
+        for batch in sorted({min(b, self.max_batch) for b in batches}):
+            self([grey] * batch)
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
         results: list[Image | None] = []
-        for start in range(0, len(crops), self.max_batch):
-            results += self._batch(crops[start : start + self.max_batch])
+        while len(results) < len(crops):
+            waiting = crops[len(results) :]
+            taken, bucket = min(len(waiting), self.max_batch), 0
+            if self.options.compile:
+                taken, bucket = plan_batches(len(waiting), self.max_batch)[0]
+            done = self._attempt(waiting[:taken], bucket)
+            if done is None:
+                self._shrink(taken)
+                continue
+            results += done
         return results
 
-    def _batch(self, crops: Sequence[Image]) -> list[Image | None]:
-        stacked = torch.from_numpy(np.stack(crops)).to(self.device)
-        with torch.inference_mode():
-            entering = to_network(rearrange(stacked, "b h w c -> b c h w").float(), self.config.value_range)
-            leaving = self.generator(entering.contiguous())
-            finite = leaving.isfinite().flatten(1).all(1).tolist()
-            pictures = rearrange(from_network(leaving, self.config.value_range), "b c h w -> b h w c")
-            images = pictures.nan_to_num().to(torch.uint8).cpu().numpy()
-        return [np.ascontiguousarray(image) if ok else None for image, ok in zip(images, finite, strict=True)]
+    def _attempt(self, crops: Sequence[Image], bucket: int) -> list[Image | None] | None:
+        """Results for one batch, or None if memory ran out."""
+        padded = [*crops, *[crops[-1]] * (bucket - len(crops))]
+        try:
+            with self._lock, switches(self.device, self.precision, self.options), torch.inference_mode():
+                images, finite = (value.cpu().numpy() for value in self._run(self._upload(padded)))
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        pairs = list(zip(images[: len(crops)], finite[: len(crops)], strict=True))
+        return [image if ok else self._again(crop) for crop, (image, ok) in zip(crops, pairs, strict=True)]
+
+    def _again(self, crop: Image) -> Image | None:
+        """One crop whose result was not finite, in float32 where that is new; None if it still isn't."""
+        if self.precision == "fp32":
+            return None
+        logger.warning("a face was not finite in %s; computing it again in fp32", self.precision)
+        with self._lock, switches(self.device, "fp32", self.options), torch.inference_mode():
+            images, finite = self._step(self._prepared("fp32"))(self._upload([crop]))
+            return images.cpu().numpy()[0] if bool(finite[0]) else None
+
+    def _shrink(self, failed: int) -> None:
+        if self.device.type == "cuda":
+            if isinstance(self._run, Compiled):
+                self._run.forget()
+            torch.cuda.empty_cache()
+        if failed == 1:
+            raise DeviceError(f"out of memory on {self.device} with a single {self.config.output_size} px face")
+        self.max_batch = max(1, failed // 2)
+        logger.warning("out of memory with %d faces at once; going on with %d", failed, self.max_batch)
+
+    def _upload(self, crops: Sequence[Image]) -> Tensor:
+        stacked = torch.from_numpy(np.stack(crops))
+        if self.device.type == "cpu":
+            return stacked
+        return stacked.pin_memory().to(self.device, non_blocking=True)
+
+    def _prepared(self, precision: str) -> Callable[[Tensor], Tensor]:
+        """The generator on the device in a precision; the given one stays untouched."""
+        generator = self.generator
+        if not isinstance(generator, nn.Module):
+            return generator
+        if self.device.type != "cpu" or precision in LOW:
+            generator = copy.deepcopy(generator).to(self.device)
+        if not isinstance(generator, Generator):
+            return generator
+        if precision in LOW:
+            lower(generator, LOW[precision])
+        if self.device.type == "cuda":
+            generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        noise = generator.noise()
+        return lambda image: generator(image, noise)
+
+    def _step(self, network: Callable[[Tensor], Tensor]) -> Step:
+        """The network between 8-bit pictures. The result owns its memory."""
+        value_range = self.config.value_range
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+
+        def step(pixels: Tensor) -> tuple[Tensor, Tensor]:
+            entering = to_network(pixels.permute(0, 3, 1, 2).float(), value_range).contiguous(memory_format=layout)
+            leaving = network(entering).float()
+            finite = leaving.isfinite().flatten(1).all(1)
+            pictures = from_network(leaving, value_range).nan_to_num().to(torch.uint8)
+            return pictures.permute(0, 2, 3, 1).contiguous(), finite
+
+        return step
+
+
+class Compiled:
+    """A compiled step; on a GPU each batch size is recorded as a CUDA graph and replayed."""
+
+    def __init__(self, step: Step, device: torch.device, options: RuntimeOptions) -> None:
+        self.step = torch.compile(step, fullgraph=True, dynamic=False, backend=options.compiler)
+        self.graphs: dict[int, tuple[Any, Tensor, tuple[Tensor, Tensor]]] | None = None
+        if device.type == "cuda" and options.cuda_graphs:
+            self.graphs = {}
+
+    def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        if self.graphs is None:
+            return self._compile_and_run(pixels)
+        if len(pixels) not in self.graphs:
+            self.graphs[len(pixels)] = self._record(pixels)
+        graph, entering, leaving = self.graphs[len(pixels)]
+        entering.copy_(pixels)
+        graph.replay()
+        # The next replay overwrites what the graph returned.
+        return leaving[0].clone(), leaving[1].clone()
+
+    def forget(self) -> None:
+        """Free the memory that recorded graphs hold."""
+        if self.graphs is not None:
+            self.graphs.clear()
+
+    def _record(self, pixels: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
+        entering = pixels.clone()
+        stream = torch.cuda.Stream(pixels.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(pixels.device))
+        with torch.cuda.stream(stream):
+            # Compilation and the choice of algorithms can't be recorded.
+            for _ in range(2):
+                self._compile_and_run(entering)
+        torch.cuda.current_stream(pixels.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            leaving = self.step(entering)
+        return graph, entering, leaving
+
+    def _compile_and_run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        from torch._dynamo import config as dynamo
+        from torch._dynamo.exc import TorchDynamoException
+
+        limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
+        try:
+            with dynamo.patch({limit: COMPILATIONS}):
+                return self.step(pixels)
+        except TorchDynamoException as error:
+            if is_out_of_memory(error):
+                raise
+            first = str(error).strip().splitlines()[0]
+            raise DeviceError(f"--compile: torch.compile failed ({first}); leave --compile out") from error
+
+
+def lower(generator: Generator, dtype: torch.dtype) -> None:
+    """Store the convolutions of a generator in a low precision; latent, styles and demodulation stay float32."""
+    for part in (generator.encoder, generator.to_rgb):
+        part.to(dtype)
+    generator.constant.data = generator.constant.data.to(dtype)
+    for layer in generator.styled_layers():
+        for parameter in (layer.weight, layer.feature_gain, layer.bias):
+            parameter.data = parameter.data.to(dtype)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raises DeviceError if what torch.compile needs on a device is not there."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise DeviceError("--compile on a GPU needs Triton; install it (pip install triton) or leave --compile out")
+        return
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise DeviceError("--compile on a CPU needs a C++ compiler (g++); install one or leave --compile out") from None
+
+
+def set_allocator(device: torch.device, options: RuntimeOptions) -> None:
+    """Pass settings to PyTorch's CUDA allocator."""
+    wanted = []
+    if options.expandable_segments is not None:
+        wanted.append(f"expandable_segments:{options.expandable_segments}")
+    if options.max_split_size_mb is not None:
+        wanted.append(f"max_split_size_mb:{options.max_split_size_mb}")
+    if wanted and device.type == "cuda":
+        torch.cuda.memory._set_allocator_settings(",".join(wanted))
+
+
+@contextlib.contextmanager
+def switches(device: torch.device, precision: str, options: RuntimeOptions) -> Iterator[None]:
+    """PyTorch's global switches for one call, put back afterwards."""
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(SWITCHES)
+            tf32 = precision == "tf32"
+            stack.enter_context(torch.cuda.device(device))
+            stack.enter_context(
+                torch.backends.cudnn.flags(
+                    enabled=options.cudnn,
+                    benchmark=options.cudnn_benchmark,
+                    deterministic=options.deterministic,
+                    allow_tf32=tf32,
+                )
+            )
+            before = torch.get_float32_matmul_precision()
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            stack.callback(torch.set_float32_matmul_precision, before)
+        elif options.threads is not None:
+            stack.enter_context(SWITCHES)
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(options.threads)
+        yield

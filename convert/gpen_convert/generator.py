@@ -1,0 +1,178 @@
+"""A legacy GPEN checkpoint becomes a safetensors file that describes itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gpen_convert.infer import infer_config
+from gpen_convert.keymap import find_rule, fold
+from gpen_convert.select import Selection, select
+from gpen_convert.unpickle import load_tree
+from gpen_core import __version__
+from gpen_core.checkpoint import build_generator, describe, load_tensors
+from gpen_core.config import TASKS, GeneratorConfig, Provenance, WeightsMetadata
+from gpen_core.errors import CheckpointError, UsageError
+from gpen_core.files import replacing, same_file
+from gpen_weights import find_published
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the user says about a checkpoint; None where nothing was said. A contradiction is an error."""
+
+    input_size: int | None = None
+    output_size: int | None = None
+    channel_multiplier: float | None = None
+    narrow: float | None = None
+    style_dim: int | None = None
+    n_mlp: int | None = None
+
+    def check(self, config: GeneratorConfig) -> None:
+        """Raises UsageError, naming both values, if the file says otherwise."""
+        for name, claimed in vars(self).items():
+            found = getattr(config, name)
+            if claimed is None or (found is not None and abs(claimed - found) < 1e-6):
+                continue
+            text = "undetermined" if found is None else f"{found:g}"
+            raise UsageError(f"--{name.replace('_', '-')} {claimed:g} contradicts the file, which says {text}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion found, kept and dropped, and what it wrote."""
+
+    source: Path
+    output: Path
+    metadata: WeightsMetadata
+    dtype: str
+    tensors: int
+    size: int
+    kept: str
+    others: tuple[str, ...]
+    dropped: tuple[str, ...]
+    filters: int
+
+    def lines(self) -> list[str]:
+        """The report for people."""
+        found, kept, others = describe(self.metadata), self.kept or "the whole file", self.others
+        lines = [f"{self.source}: {found[0]}", found[1]]
+        lines.append(f"kept {kept}" + "".join(f"; {name} is there too (--key {name})" for name in others))
+        if self.dropped:
+            lines.append(f"dropped {', '.join(self.dropped)}: not needed to restore")
+        if self.filters:
+            lines.append(f"dropped {self.filters} filter buffers, all of them [1, 3, 3, 1] as expected")
+        lines.append(f"{found[3]}, {found[4]}")
+        lines.append(
+            f"wrote {self.output}: {self.tensors} tensors, {self.dtype}, {self.size / 1e6:.1f} MB, "
+            "read back and compared"
+        )
+        return lines
+
+
+def convert_generator(
+    source: Path,
+    output: Path | None = None,
+    *,
+    key: str | None = None,
+    dtype: str = "fp32",
+    task: str | None = None,
+    licence: str | None = None,
+    claims: Claims = Claims(),
+) -> Report:
+    """Convert a legacy checkpoint to `output` (by default beside it, named .safetensors).
+
+    task, licence: by default what the catalog says about a file of this name, else restoration and "not stated".
+
+    The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
+    Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
+    """
+    target = output_path(source, output)
+    published = find_published(source.name)
+    task = task or (published.task if published else "restoration")
+    licence = licence or (published.licence if published else "not stated")
+    if task not in TASKS:
+        raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
+    tree = load_tree(source)
+    try:
+        selection = select(tree, key)
+        config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()}, task)
+        claims.check(config)
+        tensors = fold(config, selection.tensors, DTYPES[dtype])
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    provenance = Provenance(source.name, sha256(source), selection.key, licence, f"gpen-core {__version__}")
+    metadata = WeightsMetadata(config, provenance)
+    write_verified(target, metadata, tensors)
+    return _report(source, target, metadata, dtype, tensors, selection)
+
+
+def output_path(source: Path, output: Path | None) -> Path:
+    """Where a conversion writes. Raises UsageError if that is the source itself or no place for a file."""
+    target = output or source.with_suffix(".safetensors")
+    if target.is_dir():
+        target = target / source.with_suffix(".safetensors").name
+    if same_file(source, target):
+        raise UsageError(f"{target}: the output would replace its source; name another file with -o")
+    if target.suffix != ".safetensors":
+        raise UsageError(f"{target}: the output must be named .safetensors")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target}: the folder {target.parent} does not exist")
+    return target
+
+
+def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> None:
+    """Write, read back, compare every tensor, load strictly, and only then give the file its name."""
+    try:
+        with replacing(target) as temporary:
+            save_file(dict(tensors), temporary, metadata.encode())
+            stored_metadata, stored = load_tensors(temporary)
+            if stored_metadata != metadata or stored.keys() != tensors.keys():
+                raise CheckpointError(f"{target}: what was read back differs from what was written; nothing is kept")
+            for name, tensor in tensors.items():
+                if stored[name].dtype != tensor.dtype or not torch.equal(stored[name], tensor):
+                    raise CheckpointError(f"{target}: {name} was read back differently; nothing is kept")
+            build_generator(stored_metadata, stored)
+    except OSError as error:
+        raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None
+
+
+def sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _report(
+    source: Path,
+    target: Path,
+    metadata: WeightsMetadata,
+    dtype: str,
+    tensors: Mapping[str, Tensor],
+    selection: Selection,
+) -> Report:
+    rules = [find_rule(name) for name in selection.tensors]
+    return Report(
+        source=source,
+        output=target,
+        metadata=metadata,
+        dtype=dtype,
+        tensors=len(tensors),
+        size=target.stat().st_size,
+        kept=selection.key,
+        others=selection.others,
+        dropped=selection.dropped,
+        filters=sum(found is not None and found[0].target is None for found in rules),
+    )

@@ -1,0 +1,35 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new empty file beside `path`; it takes the name `path` when the block ends, and vanishes if the block fails.
+
+    What was at `path` stays until then, also if the process is killed. Raises OSError as the file system does.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}.part")
+    try:
+        temporary.touch(mode=0o666, exist_ok=False)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one existing file."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
