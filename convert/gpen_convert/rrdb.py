@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
-from gpen_convert.files import write_atomically
 from gpen_convert.shapes import Shapes, count, shapes_of, size
 from gpen_core.config import Provenance
 from gpen_core.errors import CheckpointError
-from gpen_core.rrdb import ENLARGEMENT, RRDBNet, UpscalerConfig, build_upscaler, encode
+from gpen_core.files import replacing
+from gpen_core.rrdb import ENLARGEMENT, RRDBNet, UpscalerConfig, build_upscaler, encode, load_upscaler
 
 SIGNATURE = ("conv_first.weight", "body.0.rdb1.conv1.weight")
 SCALE_OF_CHANNELS = {3: 4, 12: 2, 48: 1}
@@ -95,7 +95,14 @@ def convert(state: Mapping[str, Tensor], out_path: Path, provenance: Provenance)
     net = build(state)
     config = replace(net.config, margin=measure_margin(net))
     tensors = {name: tensor.contiguous() for name, tensor in sorted(net.state_dict().items())}
-    write_atomically(out_path, save(tensors, encode(config, provenance)))
+    try:
+        with replacing(out_path) as temporary:
+            save_file(tensors, temporary, encode(config, provenance))
+            stored = load_upscaler(temporary)
+            if stored.config != config or any(not torch.equal(stored.state_dict()[n], t) for n, t in tensors.items()):
+                raise CheckpointError(f"{out_path}: what was read back differs from what was written; nothing is kept")
+    except OSError as error:
+        raise CheckpointError(f"{out_path}: can't be written ({error.strerror or error})") from None
     return [
         f"RRDBNet up-scaler x{config.scale}, {config.blocks} blocks, {config.features} features",
         f"tiles overlap by {config.margin * config.cell} px, measured on these weights",

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_convert.files import write_atomically
 from gpen_core.config import Provenance
 from gpen_core.errors import CheckpointError, UsageError
+from gpen_core.files import replacing
 
 OPSET = 17
 TOLERANCE = 1e-4
@@ -54,7 +54,11 @@ def export(
     difference = max(_difference(net, model, probe) for probe in probes)
     if not difference <= TOLERANCE:
         raise CheckpointError(f"{path}: not written, onnxruntime and PyTorch disagree by {difference:.1e}")
-    write_atomically(path, _describe(model, metadata))
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(_describe(model, metadata))
+    except OSError as error:
+        raise CheckpointError(f"{path}: can't be written ({error.strerror or error})") from None
     return difference
 
 
@@ -82,7 +86,7 @@ def _describe(model: bytes, metadata: Mapping[str, str]) -> bytes:
 
     proto = onnx.load_from_string(model)
     onnx.checker.check_model(proto)
-    proto.producer_name, proto.producer_version = "gpen-core", metadata["tool_version"]
+    proto.producer_name, _, proto.producer_version = metadata["tool_version"].partition(" ")
     onnx.helper.set_model_props(proto, dict(sorted(metadata.items())))
     content: bytes = proto.SerializeToString(deterministic=True)
     return content
