@@ -18,7 +18,10 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}.part")
     try:
         temporary.touch(mode=0o666, exist_ok=False)
+        mode = temporary.stat().st_mode
         yield temporary
+        # A writer that makes the file anew may choose other permissions.
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpen_convert.generator import Claims, convert_generator
+from gpen_convert.generator import Claims, convert_generator, published_as
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import RULES, find_rule, fold, legacy_shapes
 from gpen_convert.tarball import load_tar
@@ -83,10 +83,20 @@ PUBLISHED = {
 }
 
 
+def golden_entry(name: str) -> dict[str, Any]:
+    entry: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "generators.json").read_text())[name]
+    return entry
+
+
+def golden_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    entry = golden_entry(name)
+    return {key: tuple(shape) for key, shape in {**entry["parameters"], **entry["buffers"]}.items()}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes(name: str) -> None:
-    entry = json.loads((Path(__file__).parent / "golden" / "generators.json").read_text())[name]
-    config = infer_config({k: tuple(v) for k, v in {**entry["parameters"], **entry["buffers"]}.items()})
+    entry = golden_entry(name)
+    config = infer_config(golden_shapes(name))
     found = (config.input_size, config.output_size, config.channel_multiplier, config.narrow)
     assert found == PUBLISHED[name]
     assert (config.style_dim, config.n_mlp, config.concat) == (entry["case"]["style_dim"], 8, True)
@@ -291,15 +301,24 @@ def test_metadata_tells_everything(state: dict[str, Tensor], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "task"),
+    ("name", "structure", "task"),
     [
-        ("GPEN-Colorization-1024.pth", "colorization"),
-        ("GPEN-Seg2face-512.pth", "seg2face"),
-        ("GPEN-BFR-512.pth", "restoration"),
+        ("GPEN-Colorization-1024.pth", "bfr-1024", "colorization"),
+        ("gpen-inpainting-1024.pth", "bfr-1024", "inpainting"),
+        ("GPEN-Seg2face-512.pth", "bfr-512", "seg2face"),
+        ("GPEN-BFR-512.pth", "bfr-512", "restoration"),
+        ("GPEN-Seg2face-512.pth", "bfr-256", None),
+        ("mine.pth", "bfr-512", None),
     ],
 )
-def test_task_follows_a_published_name(name: str, task: str, state: dict[str, Tensor], tmp_path: Path) -> None:
-    assert convert_generator(save(state, tmp_path / name)).metadata.config.task == task
+def test_published_files_are_known_by_name_and_structure(name: str, structure: str, task: str | None) -> None:
+    entry = published_as(name, infer_config(golden_shapes(structure)))
+    assert (entry.generator.task if entry and entry.generator else None) == task
+
+
+def test_task_and_licence_of_an_unknown_file(state: dict[str, Tensor], tmp_path: Path) -> None:
+    metadata = convert_generator(save(state, tmp_path / "GPEN-Seg2face-512.pth")).metadata
+    assert (metadata.config.task, metadata.provenance.licence) == ("restoration", "not stated")
 
 
 def test_half_precision_output(state: dict[str, Tensor], tmp_path: Path) -> None:

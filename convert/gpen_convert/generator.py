@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,10 +17,10 @@ from gpen_convert.select import Selection, select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, describe, load_tensors
-from gpen_core.config import TASKS, GeneratorConfig, Provenance, WeightsMetadata
+from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import replacing, same_file
-from gpen_weights import find_published
+from gpen_weights import Entry, catalog
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
@@ -90,22 +90,24 @@ def convert_generator(
 ) -> Report:
     """Convert a legacy checkpoint to `output` (by default beside it, named .safetensors).
 
-    task, licence: by default what the catalog says about a file of this name, else restoration and "not stated".
+    task, licence: by default what the catalog says about a file of this name and structure, else restoration and
+    "not stated".
 
     The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
     """
     target = output_path(source, output)
-    published = find_published(source.name)
-    task = task or (published.task if published else "restoration")
-    licence = licence or (published.licence if published else "not stated")
-    if task not in TASKS:
+    if task is not None and task not in TASKS:
         raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
     tree = load_tree(source)
     try:
         selection = select(tree, key)
-        config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()}, task)
+        config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()})
         claims.check(config)
+        entry = published_as(source.name, config)
+        task = task or (entry.generator.task if entry and entry.generator else "restoration")
+        licence = licence or (entry.licence if entry else "not stated")
+        config = replace(config, task=task, value_range=VALUE_RANGES[task])
         tensors = fold(config, selection.tensors, DTYPES[dtype])
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
@@ -115,6 +117,17 @@ def convert_generator(
     metadata = WeightsMetadata(config, provenance)
     write_verified(target, metadata, tensors)
     return _report(source, target, metadata, dtype, tensors, selection)
+
+
+def published_as(name: str, config: GeneratorConfig) -> Entry | None:
+    """The catalog's entry for a file name, if the structure is that entry's too."""
+    structure = ("input_size", "output_size", "channel_multiplier", "narrow", "style_dim", "n_mlp")
+    for entry in catalog():
+        same_name = Path(name).stem.casefold() in (entry.name.casefold(), Path(entry.published_file).stem.casefold())
+        facts = entry.generator
+        if same_name and facts and all(getattr(facts, f) == getattr(config, f) for f in structure):
+            return entry
+    return None
 
 
 def output_path(source: Path, output: Path | None) -> Path:
