@@ -19,10 +19,14 @@ import skimage.data
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from gpen_convert import retinaface
 from gpen_core import detect
+from gpen_core.config import Provenance
 from gpen_core.detect import Candidates, Detector, load_detector
 from gpen_core.errors import DetectorError, DeviceError, UsageError
 from gpen_core.types import Face, Image
+from tests.stand_in import fill_state
+from tests.test_retinaface_net import mobilenet_shapes
 
 GOLDEN = Path(__file__).parent / "golden"
 PORTRAITS = GOLDEN / "portraits"
@@ -246,6 +250,17 @@ def assert_face(face: Face, middle: tuple[float, float], sides: tuple[float, flo
 def test_families_are_recognised_by_their_outputs(tmp_path: Path) -> None:
     assert opened(tmp_path, centerface_stub()).family == "centerface"
     assert opened(tmp_path, retinaface_stub()).family == "retinaface"
+
+
+def test_a_converted_retinaface_is_a_detector(tmp_path: Path) -> None:
+    path = tmp_path / "converted.onnx"
+    retinaface.convert(fill_state(mobilenet_shapes()), path, Provenance("net.pth", "0" * 64))
+    detector = load_detector(path, long_side=320, threshold=0.01)
+    assert detector.family == "retinaface"
+    # Its weights mean nothing, so it may find anything, in order.
+    scores = [face.score for face in detector(portrait("male_12.jpg", 500))]
+    assert scores == sorted(scores, reverse=True)
+    assert scores
 
 
 def test_position_in_a_picture_that_is_not_shrunk(tmp_path: Path) -> None:
