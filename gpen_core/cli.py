@@ -93,8 +93,12 @@ def convert(
     style_dim: Annotated[int | None, typer.Option(help="Expected style dimension.")] = None,
     n_mlp: Annotated[int | None, typer.Option(help="Expected depth of the mapping network.")] = None,
 ) -> None:
-    """Turn an original checkpoint into safetensors that describe themselves. No flags needed."""
-    from gpen_convert.generator import DTYPES, Claims, convert_generator
+    """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
+
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    """
+    from gpen_convert.convert import convert as convert_checkpoint
+    from gpen_convert.generator import DTYPES, Claims
 
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
@@ -106,8 +110,8 @@ def convert(
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    report = convert_generator(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
-    for line in report.lines():
+    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    for line in lines:
         _say(line)
 
 
@@ -173,7 +177,7 @@ def run_command(arguments: list[str]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; Python would complain once more while closing it.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return ExitCode.OK
     except Exception as error:
         # Typer's own errors, whichever package its version takes them from.

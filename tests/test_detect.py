@@ -463,7 +463,7 @@ def test_two_people_close_together_stay_two(centerface: Detector) -> None:
 
 
 def test_a_real_photo(centerface: Detector) -> None:
-    picture = np.ascontiguousarray(skimage.data.astronaut())  # type: ignore[no-untyped-call]
+    picture = np.ascontiguousarray(skimage.data.astronaut())
     [face] = centerface(picture)
     read_by_eye = np.array([[204, 101], [246, 104], [225, 127], [205, 140], [243, 140]], np.float64)
     assert spread(face.landmarks, read_by_eye) < 0.1

@@ -249,6 +249,6 @@ def test_a_missing_folder_is_named(mobilenet: State, tmp_path: Path) -> None:
 
 
 def test_a_missing_onnx_package_is_named(mobilenet: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_onnx.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install onnx"):
         retinaface.convert(mobilenet, tmp_path / "net.onnx", PROVENANCE)

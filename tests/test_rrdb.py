@@ -142,6 +142,7 @@ def test_no_tile_is_no_tile() -> None:
 
 def test_overflow_is_not_a_picture() -> None:
     net = converter.build(far_sighted(4, blocks=1))
+    assert net.conv_last.bias is not None
     net.conv_last.bias[0] = float("inf")
     with pytest.raises(DeviceError, match="not finite in float32"):
         rrdb.upscale(net, photo(8, 8))

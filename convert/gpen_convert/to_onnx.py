@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,10 @@ Axes = Mapping[int, str]
 
 def properties(family: str, provenance: Provenance) -> dict[str, str]:
     """What an exported model says about itself in `metadata_props`."""
-    return {"family": family, **asdict(provenance)}
+    values = {
+        name: value if isinstance(value, str) else json.dumps(value) for name, value in asdict(provenance).items()
+    }
+    return {"family": family, **values}
 
 
 def export(
