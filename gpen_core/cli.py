@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError, UsageError
+from gpen_core.errors import ExitCode, GpenError
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
@@ -98,10 +98,8 @@ def convert(
     Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
     """
     from gpen_convert.convert import convert as convert_checkpoint
-    from gpen_convert.generator import DTYPES, Claims
+    from gpen_convert.generator import Claims
 
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
     claims = Claims(
         input_size=size,
         output_size=output_size or size,

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gpen_convert import parsenet, retinaface, rrdb
-from gpen_convert.generator import Claims, convert_tree, output_path, sha256
+from gpen_convert.generator import Claims, check_choices, convert_tree, output_path, sha256
 from gpen_convert.infer import Shapes
 from gpen_convert.select import select_network
 from gpen_convert.unpickle import load_tree
@@ -50,6 +50,7 @@ def convert(
     Generators and up-scalers become safetensors, detectors and parsers ONNX. `dtype`, `task` and `claims` are for
     generators alone. Raises CheckpointError and UsageError, and writes nothing then.
     """
+    check_choices(dtype, task)
     tree = load_tree(source)
     for network in NETWORKS:
         selection = select_network(tree, key, network.recognise)

@@ -86,9 +86,18 @@ def convert_generator(
     The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
     """
+    check_choices(dtype, task)
     return convert_tree(
         load_tree(source), source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims
     )
+
+
+def check_choices(dtype: str, task: str | None) -> None:
+    """Raises UsageError for a value that is none of the choices."""
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
+    if task is not None and task not in TASKS:
+        raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
 
 
 def convert_tree(
@@ -104,8 +113,6 @@ def convert_tree(
 ) -> Report:
     """`convert_generator` for what `load_tree` gave."""
     target = output_path(source, output, ".safetensors")
-    if task is not None and task not in TASKS:
-        raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
     try:
         selection = select(tree, key)
         config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()})
