@@ -114,9 +114,9 @@ def convert(
 @app.command()
 def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.")]) -> None:
     """Tell what a converted file is and where it comes from."""
-    from gpen_core.checkpoint import describe, read_metadata
+    from gpen_core.checkpoint import describe_file
 
-    for line in describe(read_metadata(path)):
+    for line in describe_file(path):
         _say(line)
 
 
