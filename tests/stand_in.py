@@ -14,7 +14,14 @@ from gpen_core.config import Provenance
 from tests.golden.fill import fill_batchnorm_net
 
 GOLDEN = Path(__file__).parent / "golden"
-PROVENANCE = Provenance("net.pth", "0" * 64, "params_ema", "MIT", "gpen-core 0.0.0")
+PROVENANCE = Provenance(
+    source_name="net.pth",
+    source_sha256="0" * 64,
+    kept="params_ema",
+    dropped=("params",),
+    licence="MIT",
+    tool_version="gpen-core 0.0.0",
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 State = dict[str, Tensor]

@@ -167,8 +167,9 @@ def test_converting_twice_gives_the_same_bytes_and_all_that_is_known(tmp_path: P
         "format_version": 1,
         "kind": "upscaler",
         "config": {"scale": 2, "features": 8, "blocks": 2, "growth": 8, "margin": net.config.margin},
-        "provenance": asdict(PROVENANCE),
+        "provenance": json.loads(json.dumps(asdict(PROVENANCE))),
     }
+    assert rrdb.decode({"gpen_core": json.dumps(content)}) == (net.config, PROVENANCE)
     assert not net.training
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, state[name]), name
@@ -222,6 +223,8 @@ CONFIG = {"scale": 4, "features": 8, "blocks": 1, "growth": 8, "margin": 17}
         ({"format_version": 2}, "format version 2"),
         ({"config": {"scale": 4}}, "incomplete up-scaler configuration"),
         ({"config": None}, "incomplete up-scaler configuration"),
+        ({"provenance": None}, "no provenance"),
+        ({"provenance": {"licence": "MIT"}}, "incomplete provenance"),
         ({"config": CONFIG | {"scale": 3}}, "scale is 3"),
         ({"config": CONFIG | {"margin": True}}, "margin True"),
         ({"config": CONFIG | {"blocks": 10**9}}, "blocks 1000000000"),
