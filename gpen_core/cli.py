@@ -25,7 +25,7 @@ DEFAULT_DETECTOR = "centerface"
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Photos, or folders of photos.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
     output: Annotated[
         Path | None,
         typer.Option(
