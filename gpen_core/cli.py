@@ -70,7 +70,10 @@ def enhance(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt), or a GPEN generator as .onnx."),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.")
     ] = None,
@@ -82,6 +85,9 @@ def convert(
         str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
     ] = None,
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
+    template: Annotated[
+        str, typer.Option(help="Crops that the weights were trained on: gpen, ffhq or arcface128.")
+    ] = "gpen",
     size: Annotated[
         int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
     ] = None,
@@ -95,7 +101,8 @@ def convert(
 ) -> None:
     """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
-    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
+    generator that somebody exported as ONNX becomes safetensors again.
     """
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
@@ -108,7 +115,9 @@ def convert(
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    lines = convert_checkpoint(
+        source, output, key=key, dtype=dtype, task=task, licence=licence, template=template, claims=claims
+    )
     for line in lines:
         _say(line)
 
