@@ -78,11 +78,13 @@ def enhance(
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
 
-    In folders, photos are known by their suffix, or by their content if they have none; hidden files, links to
-    folders and the output folder are left out. What has been done is recorded in .gpen-core.jsonl of the output
-    folder, so that a run that was ended, however rudely, goes on with --skip-existing.
+    In folders, photos are known by their suffix, or by their content if they
+    have none; hidden files, links to folders and the output folder are left out.
+    What is done is recorded in .gpen-core.jsonl of the output folder: a run that
+    was ended, however rudely, goes on with the same command and --skip-existing.
 
-    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing done, 130 interrupted.
+    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
+    done, 130 interrupted.
     """
     from gpen_core.batch import Files, run
     from gpen_core.plan import plan
@@ -129,7 +131,7 @@ def enhance(
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
     if summary.stopped:
         _complain(f"gpen-core: {summary.stopped}")
-    if len(jobs) > 1:
+    if len(jobs) > 1 or any(not job.named for job in jobs):
         _complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)
 

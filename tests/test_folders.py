@@ -449,9 +449,9 @@ def test_killed_20_times(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "tests.killed",
-        tmp_path / "in",
-        tmp_path,
-        tmp_path / "w.safetensors",
+        str(tmp_path / "in"),
+        str(tmp_path),
+        str(tmp_path / "w.safetensors"),
         "20",
         str(seed),
     ]
