@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,6 +19,8 @@ SIGMA = 4 * math.sqrt(2) / 512
 # Weights below this are 0, so that the mask ends.
 CUTOFF = 1 / 1024
 STRIP_PIXELS = 1 << 21
+
+Array = NDArray[Any]
 
 
 def feathered_mask(size: int) -> NDArray[np.float32]:
@@ -61,20 +64,20 @@ def paste(
         window = np.array([[1.0, 0.0, -x0], [0.0, 1.0, -top]])
         size = (x1 - x0, bottom - top)
         alpha = _warp(weights, compose(window, weights_map), size, border) * np.float32(strength)
-        colour = _warp(picture, compose(window, picture_map), size, cv2.BORDER_REPLICATE).astype(np.float32)
+        colour = _warp(picture, compose(window, picture_map), size, cv2.BORDER_REPLICATE)
         target = canvas[top:bottom, x0:x1]
         base = target.astype(np.float32)
         blended = base + alpha[..., None] * (colour * level(canvas.dtype) - base)
         np.copyto(target, round_to(blended, canvas.dtype), where=(alpha > 0)[..., None])
 
 
-def _prepare(image: NDArray[np.generic], to_picture: Matrix, crop_size: int) -> tuple[NDArray[np.generic], Matrix]:
+def _prepare(image: Array, to_picture: Matrix, crop_size: int) -> tuple[Array, Matrix]:
     """An array over the crop, averaged down where the picture is coarser, and its map to the picture."""
     size = image.shape[0]
-    return reduce(image, compose(to_picture, scaling(crop_size / size, crop_size / size)))  # type: ignore[arg-type]
+    return reduce(image, compose(to_picture, scaling(crop_size / size, crop_size / size)))
 
 
-def _warp(image: NDArray[np.generic], matrix: Matrix, size: tuple[int, int], border: int) -> NDArray[np.float32]:
-    return np.asarray(
-        cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderMode=border)  # type: ignore[call-overload]
-    )
+def _warp(image: Array, matrix: Matrix, size: tuple[int, int], border: int) -> NDArray[np.float32]:
+    """The warped array, float32."""
+    warped = cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderMode=border)
+    return np.asarray(warped, np.float32)

@@ -34,7 +34,7 @@ DEFAULT_DETECTOR = "centerface"
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Photos, or folders of photos.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -182,11 +182,13 @@ def convert(
     style_dim: Annotated[int | None, typer.Option(help="Expected style dimension.")] = None,
     n_mlp: Annotated[int | None, typer.Option(help="Expected depth of the mapping network.")] = None,
 ) -> None:
-    """Turn an original checkpoint into safetensors that describe themselves. No flags needed."""
-    from gpen_convert.generator import DTYPES, Claims, convert_generator
+    """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    """
+    from gpen_convert.convert import convert as convert_checkpoint
+    from gpen_convert.generator import Claims
+
     claims = Claims(
         input_size=size,
         output_size=output_size or size,
@@ -195,8 +197,8 @@ def convert(
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    report = convert_generator(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
-    for line in report.lines():
+    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    for line in lines:
         _say(line)
 
 
@@ -263,7 +265,7 @@ def run_command(arguments: list[str]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; Python would complain once more while closing it.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         return ExitCode.OK
     except ImportError as error:
         _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")

@@ -55,7 +55,7 @@ def covered(face: Face, shape: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def difference(one: NDArray[np.generic], other: NDArray[np.generic]) -> NDArray[np.int64]:
-    return np.abs(one.astype(np.int64) - other.astype(np.int64))
+    return np.asarray(np.abs(one.astype(np.int64) - other.astype(np.int64)))
 
 
 @pytest.mark.parametrize("output_size", [256, 512])
