@@ -60,7 +60,7 @@ NAMES = ["a.png", "b.JPG", "sub/c.Png", "sub/deep er/d.jpeg", "sub/ä.png"]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """`enhance` with a network that removes red from one face; one entry for each photo restored."""
     seen: list[Any] = []
     detector: Any = FixedDetector([face_at(60, 50, 64)])
@@ -73,8 +73,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         Restorer, "load", classmethod(lambda *a, **k: Counted(without_channel_0, config_of(), detector))
     )
-    Path("weights.safetensors").write_bytes(b"weights")
-    Path("detector.onnx").write_bytes(b"detector")
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, {"weights.safetensors": b"weights", "detector.onnx": b"detector"})
     return seen
 
 
@@ -123,12 +123,9 @@ def test_what_counts_as_a_photo(tmp_path: Path) -> None:
     assert found == ["IMG_0001", "broken.jpg", "link.jpg", "page.jpg", "photo.jpg"]
 
 
-def test_names_and_formats_are_kept(tmp_path: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_names_and_formats_are_kept(tmp_path: Path, calls: list[Any]) -> None:
     from PIL import Image
 
-    Path("weights.safetensors").write_bytes(b"weights")
-    Path("detector.onnx").write_bytes(b"detector")
     fill(tmp_path / "in", {"IMG_0001": encoded(".jpg"), "really_webp.jpg": encoded(".webp"), "x.png": encoded()})
     Image.fromarray(PICTURE).save("in/x.gif")
     assert enhance("in", "-o", "out") == 0
