@@ -263,10 +263,6 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _complain("gpen-core: interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more while closing it.
-        sys.stdout = None
-        return ExitCode.OK
     except ImportError as error:
         _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
         return ExitCode.BAD_INPUT
@@ -296,6 +292,7 @@ def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[st
     if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
         raise UsageError(f"--report {path}: that is one of the photos")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("wb", buffering=0)
     except OSError as error:
         raise UsageError(f"--report {path}: {error.strerror}") from None
@@ -351,13 +348,17 @@ def _one_line(text: str) -> str:
 
 
 def _say(line: str) -> None:
-    typer.echo(line)
+    try:
+        typer.echo(line)
+    except BrokenPipeError:
+        # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
+        sys.stdout = None
 
 
 def _say_json(record: Any) -> None:
     import json
 
-    typer.echo(json.dumps(record))
+    _say(json.dumps(record))
 
 
 def _complain(line: str) -> None:

@@ -149,6 +149,16 @@ def test_results_beside_their_sources_are_no_input(album: Path, calls: list[Any]
     assert "a_restored_restored.png" not in tree(Path("in"))
 
 
+def test_gifs_beside_pictures_of_the_same_stem(tmp_path: Path, calls: list[Any]) -> None:
+    from PIL import Image
+
+    fill(tmp_path, {"in/x.png": encoded()})
+    Image.fromarray(PICTURE).save("in/x.gif")
+    for _ in range(2):
+        assert enhance("in") == 0
+    assert tree(Path("in")) == ["x.gif", "x.gif_restored.png", "x.png", "x_restored.png"]
+
+
 def test_links_to_folders_are_not_followed(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     Path("in/sub/loop").symlink_to("..")
     Path("in/self.png").symlink_to("self.png")
@@ -230,7 +240,12 @@ def test_the_report(album: Path, calls: list[Any]) -> None:
     assert all(record["status"] == "restored" and record["seconds"] and record["faces"] for record in records)
 
 
-@pytest.mark.parametrize("path", ["in/a.png", "out/a.png", "absent/report.jsonl", "in"])
+def test_a_report_in_a_new_folder(album: Path, calls: list[Any]) -> None:
+    assert enhance("in/a.png", "-o", "out/", "--report", "out/logs/report.jsonl") == 0
+    assert statuses("out/logs/report.jsonl") == {"restored": 1}
+
+
+@pytest.mark.parametrize("path", ["in/a.png", "out/a.png", "in/a.png/report.jsonl", "in"])
 def test_a_report_that_would_do_harm(
     path: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -508,6 +523,23 @@ def test_unwritable_output_folder(
 
 
 # The terminal.
+
+
+def test_a_reader_that_goes_away_ends_nothing(album: Path) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    assert run_command(["convert", "old.pth", "-o", "w.safetensors"]) == 0
+    fill(album, {f"faces/{i}.png": cv2.imencode(".png", smooth_picture(16, 16))[1].tobytes() for i in range(30)})
+    command = [sys.executable, "-c", "from gpen_core.cli import main; main()", "enhance", "faces", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours, theirs = os.pipe()
+    os.close(ours)
+    arguments = [*command, "--aligned", "--weights", "w.safetensors", "--device", "cpu"]
+    done = subprocess.run(arguments, check=False, stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert done.stderr.startswith("gpen-core: 30 restored")
+    assert done.stderr.count("\n") == 1
+    assert len(tree(Path("out"))) == 30
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="pseudo-terminals are a thing of Unix")
