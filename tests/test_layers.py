@@ -22,7 +22,7 @@ LAYERS = (
     ("model", "detect"),
     ("checkpoint", "rrdb"),
     ("runtime",),
-    ("restorer",),
+    ("restorer", "tasks"),
     ("batch", "doctor", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]
