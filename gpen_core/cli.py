@@ -349,7 +349,8 @@ def _one_line(text: str) -> str:
 
 def _say(line: str) -> None:
     try:
-        typer.echo(line)
+        # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
+        typer.echo(line, file=sys.stdout)
     except BrokenPipeError:
         # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
         sys.stdout = None
@@ -362,4 +363,4 @@ def _say_json(record: Any) -> None:
 
 
 def _complain(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(line, file=sys.stderr)

@@ -88,7 +88,7 @@ def test_outcomes_come_in_the_order_of_the_jobs(tmp_path: Path, monkeypatch: pyt
 def test_reading_and_writing_overlap_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = photos(tmp_path, 8)
     read, write = image_io.read, image_io.write
-    pause = 0.05
+    pause = 0.1
 
     def slow_read(path: Path, **options: Any) -> image_io.Photo:
         time.sleep(pause)

@@ -548,20 +548,22 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
 
     code = (
         "import sys, time\n"
+        "from gpen_core.cli import _say\n"
         "from gpen_core.progress import bar\n"
         "with bar(int(sys.argv[1])) as advance:\n"
         "    for i in range(3):\n"
-        "        print('line', i)\n"
+        "        _say(f'line {i}')\n"
         "        time.sleep(0.1)\n"
         "        advance()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
 
-    def seen(total: str, *, terminal: bool) -> tuple[str, str]:
-        """What is written to stdout, a pipe, and to stderr."""
+    def seen(total: str, *, terminal: bool, both: bool = False) -> tuple[str | None, str]:
+        """What is written to stdout, a pipe unless it is the same as stderr, and to stderr."""
         ours, theirs = pty.openpty() if terminal else os.pipe()
         command = [sys.executable, "-c", code, total]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
+        pipe = theirs if both else subprocess.PIPE
+        done = subprocess.run(command, check=True, stdout=pipe, stderr=theirs, env=environment, text=True)
         os.close(theirs)
         written = b""
         try:
@@ -577,5 +579,8 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
     assert out == lines
     assert "3/3" in bar
     assert "photos/s" in bar
+    _, both = seen("3", terminal=True, both=True)
+    # Each line takes the place of the bar, which is drawn again below it.
+    assert [f"\x1b[2Kline {i}\r\n" in both for i in range(3)] == [True] * 3, both
     assert seen("1", terminal=True) == (lines, "")
     assert seen("3", terminal=False) == (lines, "")
