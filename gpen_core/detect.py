@@ -25,7 +25,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gpen_core.errors import DetectorError, DeviceError, UsageError
+from gpen_core.errors import DetectorError, UsageError
+from gpen_core.sessions import first_line, open_session
 from gpen_core.types import Face, Image
 
 LONG_SIDE = 1280
@@ -42,9 +43,7 @@ _PROBE = 64
 _UNKNOWN = "not a face detector of a known family (retinaface, centerface, yunet)"
 _NMS_IOU = 0.4
 _NESTED = 0.7
-_MAX_THREADS = 8
 _YUNET_STRIDES = (8, 16, 32)
-_LEGACY_STARTS = (b"PK\x03\x04", b"\x80")
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -98,7 +97,7 @@ def load_detector(
         raise UsageError(f"detection size {long_side} is too small: at least {_MULTIPLE} pixels")
     if threshold is not None and not 0 < threshold < 1:
         raise UsageError(f"detection threshold {threshold} is not between 0 and 1")
-    session = _open_session(Path(path), device)
+    session = open_session(Path(path), device, "detector", DetectorError)
     family, outputs, fixed = _recognise(session, Path(path))
     least = family.threshold if threshold is None else threshold
     return _OnnxDetector(session, family, outputs, fixed, long_side, least)
@@ -339,7 +338,7 @@ class _OnnxDetector:
             outputs = self.session.run(self.outputs, {self.session.get_inputs()[0].name: batch})
         except Exception as error:  # onnxruntime's exceptions share no narrower base
             height, width = pixels.shape[:2]
-            raise DetectorError(f"face detection failed at {width} x {height}: {_first_line(error)}") from error
+            raise DetectorError(f"face detection failed at {width} x {height}: {first_line(error)}") from error
         return [output[0] for output in outputs]
 
 
@@ -404,49 +403,6 @@ def _exp(logarithm: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.exp(np.minimum(logarithm, 20)), np.float64)
 
 
-def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
-    providers = _providers(device)
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise DetectorError(f"{path}: can't read the detector: {error.strerror}") from error
-    if start.startswith(_LEGACY_STARTS):
-        raise DetectorError(f"{path}: a PyTorch checkpoint, not an ONNX detector: run `gpen-core convert {path}`")
-    options = onnxruntime.SessionOptions()
-    # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
-    options.intra_op_num_threads = _thread_count()
-    # Idle workers that spin would take the cores from the generator that runs next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Patterns are kept for each picture size ever seen.
-    options.enable_mem_pattern = False
-    options.log_severity_level = 4
-    try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:  # onnxruntime's exceptions share no narrower base
-        reason = _first_line(error).rpartition("failed:")[2]
-        raise DetectorError(f"{path}: not a usable ONNX model ({reason})") from error
-    # A provider whose libraries are missing is left out without an error.
-    if session.get_providers()[0] != providers[0]:
-        raise DeviceError("detection on cuda: onnxruntime's CUDA provider did not start (CUDA or cuDNN is missing)")
-    return session
-
-
-def _providers(device: str) -> list[str]:
-    if device == "cpu":
-        return ["CPUExecutionProvider"]
-    if device != "cuda":
-        raise UsageError(f"detection device {device!r}: choose cpu or cuda")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise DeviceError("detection on cuda needs onnxruntime's CUDA provider: pip install onnxruntime-gpu")
-    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-
-def _thread_count() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, _MAX_THREADS)
-
-
 def _recognise(
     session: onnxruntime.InferenceSession, path: Path
 ) -> tuple[_Family, tuple[str, ...], tuple[int, int] | None]:
@@ -457,7 +413,7 @@ def _recognise(
     try:
         outputs = session.run(None, {session.get_inputs()[0].name: probe})
     except Exception as error:  # onnxruntime's exceptions share no narrower base
-        raise DetectorError(f"{path}: {_UNKNOWN}: {_first_line(error)}") from error
+        raise DetectorError(f"{path}: {_UNKNOWN}: {first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]
     for family in _FAMILIES:
         ordered = _match(family.shapes(height, width), dict(zip(names, outputs, strict=True)))
@@ -494,8 +450,3 @@ def _match(shapes: tuple[tuple[int, ...], ...], outputs: dict[str, Any]) -> tupl
         return None
     # Stable: outputs of one shape keep the order of the file.
     return tuple(sorted(outputs, key=lambda name: shapes.index(np.shape(outputs[name]))))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
