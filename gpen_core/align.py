@@ -50,12 +50,14 @@ def scaling(x: float, y: float) -> Matrix:
 
 def compose(outer: Matrix, inner: Matrix) -> Matrix:
     """The map that applies `inner`, then `outer`."""
-    return np.vstack([outer, [0, 0, 1]])[:2] @ np.vstack([inner, [0, 0, 1]])
+    result: Matrix = np.vstack([outer, [0, 0, 1]])[:2] @ np.vstack([inner, [0, 0, 1]])
+    return result
 
 
 def invert(matrix: Matrix) -> Matrix:
     """The inverse map. Raises numpy.linalg.LinAlgError if there is none."""
-    return np.ascontiguousarray(np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))[:2])
+    whole: Matrix = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
+    return np.ascontiguousarray(whole[:2])
 
 
 def scale_of(matrix: Matrix) -> float:

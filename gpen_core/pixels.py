@@ -33,9 +33,3 @@ def round_to(values: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> NDArray
 def level(dtype: np.dtype[Any]) -> int:
     """How many levels of a pixel type make one of uint8: 1 for uint8, 257 for uint16."""
     return int(np.iinfo(dtype).max) // WHITE
-
-
-def grey_of(pixels: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Rec. 601 luma of H x W x 3 RGB, repeated in three channels."""
-    weights = np.array([0.299, 0.587, 0.114], pixels.dtype)
-    return np.repeat((pixels @ weights)[..., None], 3, axis=2)

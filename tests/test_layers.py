@@ -16,13 +16,13 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "align", "blend", "tiling"),
+    ("config", "ops", "pixels", "files", "align", "finish", "blend", "tiling"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io",),
     ("model", "detect"),
     ("checkpoint", "rrdb"),
     ("runtime",),
-    ("restorer",),
+    ("find", "restorer"),
     ("batch", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]

@@ -13,7 +13,8 @@ from torch import Tensor
 from gpen_core.align import crop_matrix, invert
 from gpen_core.blend import feathered_mask
 from gpen_core.errors import GpenError, ImageError, UsageError
-from gpen_core.restorer import Options, Restorer, eight_bit
+from gpen_core.photo import to_depth
+from gpen_core.restorer import Options, Restorer
 from gpen_core.types import Face
 from tests.stubs import (
     FixedDetector,
@@ -245,7 +246,7 @@ def test_sixteen_bits_stay_sixteen_bits() -> None:
 
 def test_eight_bit_view_rounds() -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256, 1).repeat(3, 2)
-    assert np.array_equal(eight_bit(values), np.rint(values / 257).astype(np.uint8))
+    assert np.array_equal(to_depth(values, np.uint8), np.rint(values / 257).astype(np.uint8))
 
 
 def test_grey_stays_grey() -> None:
