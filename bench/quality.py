@@ -22,7 +22,7 @@ from tests.degrade import degrade, psnr, ssim
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "quality.json"
 CARD = ROOT / "weights" / "gpen_weights" / "MODEL_CARD.md"
-PORTRAITS = ROOT / "tests" / "golden" / "portraits"
+PORTRAITS = ROOT / "tests" / "golden" / "portraits_512"
 START, END = "<!-- quality -->", "<!-- /quality -->"
 DEGRADATIONS: dict[str, dict[str, float]] = {
     "mild": {"blur": 1.0, "noise": 6.0, "quality": 50},

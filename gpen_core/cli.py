@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError, UsageError
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
+from gpen_core.progress import bar
+
+if TYPE_CHECKING:
+    from gpen_core.batch import Outcome
+    from gpen_core.restorer import Restorer
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
@@ -37,10 +46,18 @@ def enhance(
     ] = DEFAULT_WEIGHTS,
     detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: slow first photo, fast others.")
-    ] = False,
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, laptop, 4gb, 8gb, 12gb or throughput: batch, precision and sizes by memory; other options win."
+        ),
+    ] = None,
     strength: Annotated[
         float, typer.Option(help="0 leaves the photo as it is, 1 restores fully; linear between.")
     ] = 1.0,
@@ -48,24 +65,94 @@ def enhance(
     min_face: Annotated[int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.")] = 0,
     only: Annotated[str, typer.Option(help="largest: the largest face alone; all: every face.")] = "all",
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    skip_existing: Annotated[
+        bool,
+        typer.Option("--skip-existing", help="Leave out photos done before: same content, same settings, same output."),
+    ] = False,
+    max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels.", min=1)] = 200_000_000,
+    quality: Annotated[
+        int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one JSON object for each photo to this file.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
 
+    In folders, photos are known by their suffix, or by their content if they have none; hidden files, links to
+    folders and the output folder are left out. What has been done is recorded in .gpen-core.jsonl of the output
+    folder, so that a run that was ended, however rudely, goes on with --skip-existing.
+
     Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing done, 130 interrupted.
     """
-    from gpen_core.batch import plan, run
+    from gpen_core.batch import Files, run
+    from gpen_core.plan import plan
+    from gpen_core.presets import find_preset
     from gpen_core.restorer import Options, Restorer
 
     options = Options(strength=strength, only=only, min_face=min_face, aligned=aligned)  # type: ignore[arg-type]
-    jobs = plan(inputs, output, recursive=recursive)
+    files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
+    chosen = None if preset is None else find_preset(_preset(preset, device))
+    if chosen is not None:
+        batch = batch or chosen.max_batch
+        precision = precision or chosen.precision
+        compile = chosen.compile if compile is None else compile
+    precision, compile = precision or "auto", bool(compile)
+    jobs = plan(inputs, output, recursive=recursive, notice=_complain)
 
     def load() -> Restorer:
         found = None if aligned else _detector(detector)
-        return Restorer.load(weights, found, device=device, precision=precision, compile=compile)
+        return Restorer.load(weights, found, device=device, precision=precision, compile=compile, max_batch=batch)
 
-    code = run(jobs, load, options, _say_json if json_lines else _say, _complain, as_records=json_lines)
-    raise typer.Exit(code)
+    def settings() -> str:
+        found = None if aligned else _detector(detector)
+        return _settings(weights, found, options=asdict(options), precision=precision, quality=quality)
+
+    recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
+    with (
+        _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
+        bar(len(jobs)) as advance,
+    ):
+
+        def tell(outcome: Outcome) -> None:
+            write(outcome.record())
+            for line in (*outcome.notes, outcome.error):
+                if line:
+                    _complain(f"gpen-core: {line}" if line is outcome.error else f"{outcome.job.source}: {line}")
+            if json_lines:
+                _say_json(outcome.record())
+            elif not outcome.error:
+                _say(outcome.line())
+            advance()
+
+        summary = run(jobs, load, options, tell, files=files, settings=recorded)
+    if not jobs:
+        _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
+    if summary.stopped:
+        _complain(f"gpen-core: {summary.stopped}")
+    if len(jobs) > 1:
+        _complain(f"gpen-core: {summary.line()}")
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def doctor(
+    weights: Annotated[
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+    ] = DEFAULT_WEIGHTS,
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+) -> None:
+    """Tell what this machine has, what is missing, and the cure for each.
+
+    Exit codes: 0 if `enhance` would work, 4 if not.
+    """
+    from gpen_core.doctor import examine, works
+
+    found = examine(weights, detector)
+    for finding in found:
+        for line in finding.lines():
+            _say(line)
+    _say(f"enhance {'works' if works(found) else 'does not work'} on this machine")
+    raise typer.Exit(ExitCode.OK if works(found) else ExitCode.NOTHING_DONE)
 
 
 @app.command()
@@ -114,9 +201,9 @@ def convert(
 @app.command()
 def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.")]) -> None:
     """Tell what a converted file is and where it comes from."""
-    from gpen_core.checkpoint import describe, read_metadata
+    from gpen_core.checkpoint import describe_file
 
-    for line in describe(read_metadata(path)):
+    for line in describe_file(path):
         _say(line)
 
 
@@ -154,7 +241,8 @@ def version() -> None:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -175,6 +263,12 @@ def run_command(arguments: list[str]) -> int:
         # The reader of our output has gone; Python would complain once more while closing it.
         sys.stdout = None  # type: ignore[assignment]
         return ExitCode.OK
+    except ImportError as error:
+        _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
+        return ExitCode.BAD_INPUT
+    except OSError as error:
+        _complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return ExitCode.BAD_INPUT
     except Exception as error:
         # Typer's own errors, whichever package its version takes them from.
         if not hasattr(error, "format_message"):
@@ -183,6 +277,56 @@ def run_command(arguments: list[str]) -> int:
         if message:
             _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
+
+
+@contextmanager
+def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a record to the report; each is in the file at once."""
+    import json
+
+    from gpen_core.files import same_file
+
+    if path is None:
+        yield lambda record: None
+        return
+    if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
+        raise UsageError(f"--report {path}: that is one of the photos")
+    try:
+        file = path.open("wb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from None
+
+    def write(record: dict[str, Any]) -> None:
+        try:
+            file.write(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            raise ImageError(f"--report {path}: {error.strerror}") from None
+
+    with file:
+        yield write
+
+
+def _preset(name: str, device: str) -> str:
+    """The preset's name; auto asks the device for its memory."""
+    if name != "auto":
+        return name
+    import torch
+
+    from gpen_core.presets import choose_preset
+    from gpen_core.runtime import choose_device
+
+    found = choose_device(device)
+    memory = torch.cuda.get_device_properties(found).total_memory if found.type == "cuda" else None
+    return choose_preset(memory)
+
+
+def _settings(weights: str, detector: str | Path | None, **others: Any) -> str:
+    """The fingerprint of all that decides what becomes of a photo."""
+    from gpen_core.ledger import fingerprint, settings_fingerprint
+    from gpen_weights import resolve
+
+    found = None if detector is None else fingerprint(resolve(detector))
+    return settings_fingerprint({"weights": fingerprint(resolve(weights)), "detector": found, **others})
 
 
 def _detector(name: str) -> str | Path:

@@ -185,8 +185,9 @@ def drop_nested(boxes: NDArray[np.float64], fraction: float = _NESTED) -> NDArra
 def plausible(candidates: Candidates, size: tuple[int, int]) -> NDArray[np.bool_]:
     """Which candidates can be aligned and are in a picture of `size` (height, width).
 
-    Refused: anything not finite, a box without area or whose middle is outside the picture, landmarks within
-    a tenth of the box of each other, and landmarks further from the box's middle than the box is long.
+    Refused: anything not finite, a box without area, longer than three pictures or whose middle is outside the
+    picture, landmarks within a tenth of the box of each other, and landmarks further from the box's middle than
+    the box is long.
     """
     boxes, points = candidates.boxes, candidates.landmarks
     finite = np.isfinite(boxes).all(axis=1) & np.isfinite(points).all(axis=(1, 2)) & np.isfinite(candidates.scores)
@@ -197,9 +198,8 @@ def plausible(candidates: Candidates, size: tuple[int, int]) -> NDArray[np.bool_
         spread = (points.max(axis=1) - points.min(axis=1)).max(axis=1)
         reach = np.abs(points - middle[:, None]).max(axis=(1, 2))
         inside = ((middle > -0.5) & (middle < np.array(size[::-1]) - 0.5)).all(axis=1)
-        result: NDArray[np.bool_] = (
-            finite & (side.min(axis=1) > 0) & inside & (spread > 0.1 * longest) & (reach < longest)
-        )
+        sized = (side.min(axis=1) > 0) & (longest < 3 * max(size))
+        result: NDArray[np.bool_] = finite & sized & inside & (spread > 0.1 * longest) & (reach < longest)
     return result
 
 
@@ -264,8 +264,8 @@ class _OnnxDetector:
         fine = _shrink(image, self.long_side)
         found = self._look(fine)
         largest = self.network.largest
-        if largest is not None and max(fine.shape) > largest:
-            coarse = _shrink(fine, max(fine.shape) // _COARSE)
+        if largest is not None and max(_size(fine)) > largest:
+            coarse = _shrink(fine, max(_size(fine)) // _COARSE)
             big = _rescale(self._look(coarse), coarse, fine)
             # The ranges overlap: a face that measures differently in the two must not be lost between them.
             found = _join(found.take(_longest(found) < largest), big.take(_longest(big) > 0.6 * largest))
@@ -339,8 +339,8 @@ def _shared_area(box: NDArray[np.float64], others: NDArray[np.float64]) -> NDArr
 
 
 def _exp(logarithm: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(over="ignore"):
-        return np.exp(logarithm)
+    # Beyond any picture, yet finite; `plausible` refuses what is that long.
+    return np.asarray(np.exp(np.minimum(logarithm, 20)), np.float64)
 
 
 def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
@@ -363,7 +363,8 @@ def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # onnxruntime's exceptions share no narrower base
-        raise DetectorError(f"{path}: not an ONNX model that onnxruntime can open: {_first_line(error)}") from error
+        reason = _first_line(error).rpartition("failed:")[2]
+        raise DetectorError(f"{path}: not a usable ONNX model ({reason})") from error
 
 
 def _providers(device: str) -> list[str]:

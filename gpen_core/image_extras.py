@@ -49,11 +49,17 @@ def _guarded(action: Callable[[], Any]) -> Any:
         raise ImageError(f"the picture data is damaged or truncated ({_one_line(error)})") from None
 
 
-def _loaded(open_image: Callable[[], Any], max_pixels: int) -> Any:
-    """The opened Pillow image, decoded unless its header claims too many pixels."""
+def _opened(open_image: Callable[[], Any], max_pixels: int) -> Any:
+    """The picture, not decoded yet, unless its header claims too many pixels."""
     image = _guarded(open_image)
-    width, height = image.size
+    width, height = _guarded(lambda: image.size)
     check_size(width, height, max_pixels)
+    return image
+
+
+def _loaded(open_image: Callable[[], Any], max_pixels: int) -> Any:
+    """The decoded Pillow image, unless its header claims too many pixels."""
+    image = _opened(open_image, max_pixels)
     _guarded(image.load)
     return image
 
@@ -121,9 +127,7 @@ def read_heic(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
     except ImportError:
         raise _missing("reading HEIC", "heic") from None
 
-    image = _guarded(lambda: pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=False))
-    width, height = image.size
-    check_size(width, height, max_pixels)
+    image = _opened(lambda: pillow_heif.open_heif(io.BytesIO(data), convert_hdr_to_8bit=False), max_pixels)
     samples = _guarded(lambda: np.array(image))
     info = image.info
     grey = image.mode.startswith(("L", "I"))

@@ -50,6 +50,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Restorer, "load", classmethod(load))
     monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.cli._settings", lambda *networks, **others: "the same")
     return calls
 
 
@@ -99,7 +100,7 @@ def test_enhance_many(folder: Path, stub: list[Any]) -> None:
     Path("älbum one/PHOTO 2.JPG").write_bytes(cv2.imencode(".jpg", PICTURE)[1].tobytes())
     Path("älbum one/notes.txt").write_text("no photo")
     assert run_command(["enhance", "photo.png", "other.png", "älbum one", "-o", "out"]) == 0
-    assert sorted(p.name for p in Path("out").iterdir()) == ["PHOTO 2.JPG", "other.png", "photo.png"]
+    assert sorted(p.name for p in Path("out").glob("[!.]*")) == ["PHOTO 2.JPG", "other.png", "photo.png"]
     assert len(stub) == 1
 
 
@@ -140,7 +141,14 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
     ]
     assert run_command(["enhance", "photo.png", *arguments]) == 0
     assert stub == [
-        {"weights": "w.safetensors", "detector": "d.onnx", "device": "cpu", "precision": "fp32", "compile": True}
+        {
+            "weights": "w.safetensors",
+            "detector": "d.onnx",
+            "device": "cpu",
+            "precision": "fp32",
+            "compile": True,
+            "max_batch": None,
+        }
     ]
 
 
@@ -200,7 +208,9 @@ def test_one_bad_photo_does_not_end_the_run(folder: Path, stub: list[Any], capsy
     names = ["photo.png", *BAD_PHOTOS, "z.png"]
     assert run_command(["enhance", *names, "-o", "out"]) == 3
     assert sorted(p.name for p in Path("out").iterdir()) == ["photo.png", "z.png"]
-    assert len(capsys.readouterr().err.splitlines()) == len(BAD_PHOTOS)
+    *reasons, summary = capsys.readouterr().err.splitlines()
+    assert len(reasons) == len(BAD_PHOTOS)
+    assert f"2 restored, 0 no face, {len(BAD_PHOTOS)} failed, 0 skipped" in summary
     assert run_command(["enhance", *BAD_PHOTOS, "-o", "none"]) == 4
 
 
@@ -240,7 +250,7 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
         (["--precision", "int4"], "unknown precision 'int4'"),
         (["--weights", "gpen-bfr-512"], "GPEN-BFR-512"),
         (["--weights", "absent.safetensors"], "absent.safetensors"),
-        (["--weights", "photo.png"], "photo.png: not a safetensors file"),
+        (["--weights", "./photo.png"], "photo.png: not a safetensors file"),
     ],
 )
 def test_what_this_machine_does_not_have(
@@ -294,7 +304,10 @@ def test_convert_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         "2 mapping layers",
         "task restoration",
         "CC0-1.0",
-        "old.pth [g_ema]",
+        "old.pth",
+        "kept g_ema",
+        "dropped d",
+        "tensors, float32",
         "sha256",
     ):
         assert part in told

@@ -393,6 +393,43 @@ def test_cmyk_jpeg_with_a_profile_that_is_not_for_inks(tmp_path: Path) -> None:
     assert np.abs(photo.pixels.astype(int) - picture()).max() < 12
 
 
+def ink_profile(cyan: tuple[int, int, int]) -> bytes:
+    """A printer's profile by ICC.1:2010 whose full cyan has that 8-bit Lab value; paper is white, all else black."""
+    grid = bytearray(16 * 3)
+    for index in range(16):
+        grid[3 * index : 3 * index + 3] = bytes((0, 128, 128))
+    grid[0:3] = bytes((255, 128, 128))
+    grid[3 * 8 : 3 * 8 + 3] = bytes(cyan)
+    one, ramp = 1 << 16, bytes(range(256))
+    table = b"mft1" + bytes(4) + bytes((4, 3, 2, 0)) + struct.pack(">9i", one, 0, 0, 0, one, 0, 0, 0, one)
+    table += ramp * 4 + grid + ramp * 3
+    table += bytes(-len(table) % 4)
+    size = 128 + 4 + 12 + len(table)
+    head = struct.pack(">I4sI4s4s4s", size, b"lcms", 0x02400000, b"prtr", b"CMYK", b"Lab ") + bytes(12) + b"acsp"
+    white = struct.pack(">3I", 0xF6D6, 0x10000, 0xD32D)
+    head = (head + bytes(28) + white).ljust(128, b"\0")
+    return head + struct.pack(">I4sII", 1, b"A2B0", 144, len(table)) + table
+
+
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
+def test_cmyk_is_converted_by_its_profile(tmp_path: Path, form: str) -> None:
+    lab = (153, 96, 88)
+    inks = np.zeros((HEIGHT, WIDTH, 4), np.uint8)
+    inks[:, WIDTH // 2 :, 0] = 255
+    options = {"quality": 95} if form == "JPEG" else {}
+    data = encoded(form, Image.fromarray(inks, "CMYK"), icc_profile=ink_profile(lab), **options)
+    photo = read(placed(tmp_path, data))
+    assert photo.icc is None and photo.notes == ("converted from CMYK to sRGB by its profile",)
+    # Pillow's Lab has a signed zero point in a and b.
+    patch = Image.frombytes("LAB", (1, 1), bytes((lab[0], (lab[1] - 128) % 256, (lab[2] - 128) % 256)))
+    to_srgb = ImageCms.profileToProfile(
+        patch, ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), outputMode="RGB"
+    )
+    assert to_srgb is not None
+    assert np.abs(photo.pixels[HEIGHT // 2, 5].astype(int) - 255).max() <= 3
+    assert np.abs(photo.pixels[HEIGHT // 2, -5].astype(int) - np.asarray(to_srgb)[0, 0]).max() <= 6
+
+
 def test_cmyk_without_a_profile_is_said_aloud(tmp_path: Path) -> None:
     for form in ("JPEG", "TIFF"):
         photo = read(placed(tmp_path, encoded(form, Image.fromarray(picture()).convert("CMYK"))))
@@ -947,8 +984,9 @@ def test_suffixes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
-def test_memory_of_a_hundred_megapixels(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "limit"), [(".jpg", 1.3e6), (".png", 1.3e6), (".tif", 1.3e6), (".webp", 2.8e6)])
+def test_memory_of_a_hundred_megapixels(tmp_path: Path, suffix: str, limit: float) -> None:
+    """In kilobytes; libwebp alone takes 2 GB for a lossless picture of this size."""
     height, width = (10000, 10000)
     row = (np.arange(width * 3) % 251).astype(np.uint8).reshape(1, width, 3)
     write(tmp_path / f"in{suffix}", photo_of(np.repeat(row, height, 0)))
@@ -965,4 +1003,4 @@ def test_memory_of_a_hundred_megapixels(tmp_path: Path, suffix: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, str(tmp_path / f"in{suffix}"), str(tmp_path / f"out{suffix}")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) < 1_500_000, "kilobytes"
+    assert int(done.stdout) < limit

@@ -16,14 +16,15 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "align", "finish", "blend", "tiling"),
+    ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
+    ("align", "finish", "blend", "tiling"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
-    ("image_io",),
+    ("image_io", "plan"),
     ("model", "detect"),
     ("checkpoint", "rrdb"),
     ("runtime",),
     ("find", "restorer"),
-    ("batch", "service", "cli"),
+    ("batch", "doctor", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent
@@ -76,7 +77,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'convert', 'info', 'weights', 'version'\n"
+        "commands = 'enhance', 'doctor', 'convert', 'info', 'weights', 'version'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"

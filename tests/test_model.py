@@ -23,7 +23,7 @@ SHRINKING = GeneratorConfig(input_size=32, output_size=16, channels=(8, 6, 5, 4)
 
 def generator_of(state: dict[str, Tensor]) -> Generator:
     config = infer_config({name: tuple(tensor.shape) for name, tensor in state.items()})
-    metadata = WeightsMetadata(config, Provenance("", "", "", "", ""))
+    metadata = WeightsMetadata(config, Provenance("", ""))
     return build_generator(metadata, fold(config, state, torch.float32))
 
 

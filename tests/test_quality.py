@@ -16,8 +16,8 @@ PHOTOS = dict(photos())
 
 
 @pytest.fixture(scope="module")
-def restorer(centerface: Path) -> Restorer:
-    return Restorer.load(detector=centerface, device="cpu")
+def restorer(centerface_path: Path) -> Restorer:
+    return Restorer.load(detector=centerface_path, device="cpu")
 
 
 def test_the_astronaut(restorer: Restorer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from pathlib import Path
@@ -18,7 +19,6 @@ from tests.legacy import legacy_state
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PORTRAITS = Path(__file__).parent / "golden" / "portraits"
 
 
 def blocks(language: str) -> list[str]:
@@ -31,7 +31,7 @@ def commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(centerface: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(centerface_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a reader of the README has: photos and an old checkpoint."""
     folder = tmp_path_factory.mktemp("reader")
     photo = cv2.imread(str(ROOT / "examples" / "astronaut_degraded.jpg"))
@@ -65,7 +65,9 @@ def test_the_conversion_is_shown_as_it_is(
     (session,) = blocks("console")
     prompt, shown = session.split("\n", 1)
     assert run_command(shlex.split(prompt)[2:]) == 0
-    assert capsys.readouterr().out == shown
+    # A stand-in of the same structure, so the hash alone differs.
+    digest = hashlib.sha256(Path("gpen-open-512.pth").read_bytes()).hexdigest()
+    assert capsys.readouterr().out == re.sub(r"\b[0-9a-f]{64}\b", digest, shown)
 
 
 def test_python_works(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import find_rule, fold
-from gpen_convert.select import Selection, select
+from gpen_convert.select import select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, describe, load_tensors
@@ -48,7 +48,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion found, kept and dropped, and what it wrote."""
+    """What a conversion found and wrote."""
 
     source: Path
     output: Path
@@ -56,26 +56,15 @@ class Report:
     dtype: str
     tensors: int
     size: int
-    kept: str
-    others: tuple[str, ...]
-    dropped: tuple[str, ...]
-    filters: int
 
     def lines(self) -> list[str]:
         """The report for people."""
-        found, kept, others = describe(self.metadata), self.kept or "the whole file", self.others
-        lines = [f"{self.source}: {found[0]}", found[1]]
-        lines.append(f"kept {kept}" + "".join(f"; {name} is there too (--key {name})" for name in others))
-        if self.dropped:
-            lines.append(f"dropped {', '.join(self.dropped)}: not needed to restore")
-        if self.filters:
-            lines.append(f"dropped {self.filters} filter buffers, all of them [1, 3, 3, 1] as expected")
-        lines.append(f"{found[3]}, {found[4]}")
-        lines.append(
+        return [
+            f"{self.source}:",
+            *describe(self.metadata),
             f"wrote {self.output}: {self.tensors} tensors, {self.dtype}, {self.size / 1e6:.1f} MB, "
-            "read back and compared"
-        )
-        return lines
+            "read back and compared",
+        ]
 
 
 def convert_generator(
@@ -113,10 +102,20 @@ def convert_generator(
         raise UsageError(f"{source}: {error}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    provenance = Provenance(source.name, sha256(source), selection.key, licence, f"gpen-core {__version__}")
+    rules = [find_rule(name) for name in selection.tensors]
+    provenance = Provenance(
+        source_name=source.name,
+        source_sha256=sha256(source),
+        kept=selection.key,
+        others=selection.others,
+        dropped=selection.dropped,
+        filters=sum(found is not None and found[0].target is None for found in rules),
+        licence=licence,
+        tool_version=f"gpen-core {__version__}",
+    )
     metadata = WeightsMetadata(config, provenance)
     write_verified(target, metadata, tensors)
-    return _report(source, target, metadata, dtype, tensors, selection)
+    return Report(source, target, metadata, dtype, len(tensors), target.stat().st_size)
 
 
 def published_as(name: str, config: GeneratorConfig) -> Entry | None:
@@ -166,26 +165,3 @@ def sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _report(
-    source: Path,
-    target: Path,
-    metadata: WeightsMetadata,
-    dtype: str,
-    tensors: Mapping[str, Tensor],
-    selection: Selection,
-) -> Report:
-    rules = [find_rule(name) for name in selection.tensors]
-    return Report(
-        source=source,
-        output=target,
-        metadata=metadata,
-        dtype=dtype,
-        tensors=len(tensors),
-        size=target.stat().st_size,
-        kept=selection.key,
-        others=selection.others,
-        dropped=selection.dropped,
-        filters=sum(found is not None and found[0].target is None for found in rules),
-    )

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gpen_core.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def make_dynamic(model_bytes: bytes, metadata: Mapping[str, str]) -> bytes:
 
     Raises CheckpointError if the bytes are not such a model and UsageError if the `onnx` package is missing.
     """
-    onnx = _import_onnx()
+    onnx = import_onnx()
     model = _parse(onnx, model_bytes)
     graph = model.graph
     weights = {tensor.name for tensor in graph.initializer}
@@ -48,7 +50,38 @@ def make_dynamic(model_bytes: bytes, metadata: Mapping[str, str]) -> bytes:
     return dynamic
 
 
-def _import_onnx() -> Any:
+def verify_dynamic(original: bytes, dynamic: bytes) -> None:
+    """Run both on the size that `original` is fixed to, and `dynamic` on two others.
+
+    Raises CheckpointError if the results differ by more than rounding, or the other sizes don't run.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    providers = ["CPUExecutionProvider"]
+    fixed = onnxruntime.InferenceSession(original, options, providers=providers)
+    free = onnxruntime.InferenceSession(dynamic, options, providers=providers)
+    name = fixed.get_inputs()[0].name
+    batch, channels, height, width = fixed.get_inputs()[0].shape
+    random = np.random.default_rng(0)
+
+    def picture(count: int, rows: int, columns: int) -> dict[str, Any]:
+        return {name: random.uniform(0, 255, (count, channels, rows, columns)).astype(np.float32)}
+
+    same = picture(batch, height, width)
+    expected, results = fixed.run(None, same), free.run(None, same)
+    if not all(np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(expected, results, strict=True)):
+        raise CheckpointError("the rewritten ONNX model does not give what the original gives")
+    for count, down, right in ((1, 2, 3), (2, 3, 1)):
+        grown = free.run(None, picture(count, down * height, right * width))
+        shapes = [(count, r.shape[1], down * r.shape[2], right * r.shape[3]) for r in results]
+        if shapes != [r.shape for r in grown]:
+            raise CheckpointError("the rewritten ONNX model does not follow the size of its input")
+
+
+def import_onnx() -> Any:
+    """The onnx package, which only the `convert` extra brings. Raises UsageError if it is missing."""
     try:
         import onnx
     except ImportError as error:
