@@ -53,6 +53,15 @@ class Box:
         return x0, y0, x1, y1
 
 
+def parse_box(text: str) -> Box:
+    """The box written as x,y,width,height. Raises UsageError."""
+    try:
+        x, y, width, height = map(float, text.split(","))
+    except ValueError:
+        raise UsageError(f"box {text!r} is not x,y,width,height in pixels, as in 100,50,300,300") from None
+    return Box(x, y, width, height)
+
+
 def find_faces(find: Find, image: Image, box: Box | None = None, turn: bool = False) -> list[Face]:
     """The faces of a picture, most confident first.
 

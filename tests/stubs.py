@@ -55,6 +55,7 @@ class FixedDetector:
     """Finds the same faces in every picture."""
 
     faces: Sequence[Face]
+    family: str = "fixed"
 
     def __call__(self, image: Image) -> list[Face]:
         return list(self.faces)

@@ -148,6 +148,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "precision": "fp32",
             "compile": True,
             "max_batch": None,
+            "upscaler": None,
         }
     ]
 
