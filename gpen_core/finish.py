@@ -17,6 +17,8 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 # Standard deviations: of the blur that leaves colours, and the detail that is sharpened, in crops; of grain in pixels.
 COLOUR = 1 / 16
 DETAIL = 1.2 / 512
+# A narrower Gaussian, in pixels, is none.
+LEAST = 0.8
 GRAIN = 1.5
 # So wide a blur needs no more pixels.
 COLOUR_SIZE = 64
@@ -45,7 +47,7 @@ def sharpen(picture: Floats, amount: float) -> Floats:
     picture: T x T x 3 in 0..255; the result may leave that range.
     """
     luma = picture @ LUMA
-    detail = luma - _blurred(luma, DETAIL * picture.shape[0])
+    detail = luma - _blurred(luma, max(LEAST, DETAIL * picture.shape[0]))
     return picture + np.float32(amount) * detail[..., None]
 
 
