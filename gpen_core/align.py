@@ -6,9 +6,11 @@ Positions are (x, y) with integer values at pixel centres, as OpenCV has them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 
 from gpen_core.config import Template
 from gpen_core.types import Image, Matrix, Points
@@ -50,8 +52,7 @@ def scaling(x: float, y: float) -> Matrix:
 
 def compose(outer: Matrix, inner: Matrix) -> Matrix:
     """The map that applies `inner`, then `outer`."""
-    result: Matrix = np.vstack([outer, [0, 0, 1]])[:2] @ np.vstack([inner, [0, 0, 1]])
-    return result
+    return np.asarray(outer @ np.vstack([inner, [0, 0, 1]]))
 
 
 def invert(matrix: Matrix) -> Matrix:
@@ -95,7 +96,7 @@ def crop(image: Image, matrix: Matrix, size: int) -> Image:
     return np.ascontiguousarray(warped, dtype=np.uint8)
 
 
-def reduce(image: Image, matrix: Matrix) -> tuple[Image, Matrix]:
+def reduce(image: NDArray[Any], matrix: Matrix) -> tuple[NDArray[Any], Matrix]:
     """A picture averaged down to the scale of what `matrix` makes of it, and the map from there.
 
     A picture that `matrix` enlarges is returned as it is.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
 
 Status = Literal["restored", "partly", "no face", "skipped", "failed"]
+WORKERS = min(4, max(2, (os.cpu_count() or 2) // 2))
 HEAVY_FILE = 32 * 2**20
 HEAVY_PIXELS = 96 * 2**20
 """Bytes of a file, and of its pixels, from which a photo is the only one in memory."""
@@ -44,7 +45,7 @@ class Files:
     max_pixels: int = 200_000_000
     quality: int | None = None
     skip_existing: bool = False
-    workers: int = 2
+    workers: int = WORKERS
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
@@ -234,6 +235,8 @@ class _Work:
         self._gallery, self._stop, self._ledgers = gallery, stop, ledgers
         self._readers, self._writers = readers, writers
         self._restorer: Restorer | None = None
+        # How many photos are read ahead: of large ones, that only decoding shows, one.
+        self._depth = 1
 
     def outcomes(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """What becomes of each job, in their order. Stops early on request and where going on is hopeless."""
@@ -257,6 +260,7 @@ class _Work:
                 broken = error
                 break
             del reading
+            self._depth = 1 if heavy else self._files.workers
             behind.append(result)
             kept = 0 if heavy else self._files.workers
             while behind and (len(behind) > kept or behind[0].done()):
@@ -269,11 +273,11 @@ class _Work:
     def _read_ahead(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Future[_Loaded | None]]]:
         ahead: deque[tuple[Job, Future[_Loaded | None]]] = deque()
         for job in jobs:
-            heavy = _is_heavy(job.source)
-            while ahead and (heavy or len(ahead) >= self._files.workers):
+            alone = _is_heavy(job.source)
+            while ahead and alone:
                 yield ahead.popleft()
             ahead.append((job, self._readers.submit(self._read, job)))
-            if heavy:
+            while len(ahead) > (0 if alone else self._depth):
                 yield ahead.popleft()
         while ahead:
             yield ahead.popleft()

@@ -22,6 +22,8 @@ SIGMA = 4 * math.sqrt(2) / 512
 CUTOFF = 1 / 1024
 STRIP_PIXELS = 1 << 21
 
+Array = NDArray[Any]
+
 
 def feathered_mask(size: int) -> NDArray[np.float32]:
     """Paste weights [size, size] in 0..1: a box with soft edges, 0 at the border of the crop.
@@ -106,11 +108,13 @@ def _blend(
     np.copyto(target, round_to(blended, target.dtype), where=(alpha > 0)[..., None])
 
 
-def _prepare(image: NDArray[Any], to_picture: Matrix, crop_size: int) -> tuple[NDArray[Any], Matrix]:
+def _prepare(image: Array, to_picture: Matrix, crop_size: int) -> tuple[Array, Matrix]:
     """An array over the crop, averaged down where the picture is coarser, and its map to the picture."""
     size = image.shape[0]
     return reduce(image, compose(to_picture, scaling(crop_size / size, crop_size / size)))
 
 
-def _warp(image: NDArray[Any], matrix: Matrix, size: tuple[int, int], border: int) -> NDArray[np.float32]:
-    return np.asarray(cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderMode=border), np.float32)
+def _warp(image: Array, matrix: Matrix, size: tuple[int, int], border: int) -> NDArray[np.float32]:
+    """The warped array, float32."""
+    warped = cv2.warpAffine(image, matrix, size, flags=cv2.INTER_LINEAR, borderMode=border)
+    return np.asarray(warped, np.float32)

@@ -35,7 +35,7 @@ WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN...", help="Photos, or folders of photos.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -146,11 +146,13 @@ def enhance(
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
 
-    In folders, photos are known by their suffix, or by their content if they have none; hidden files, links to
-    folders and the output folder are left out. What has been done is recorded in .gpen-core.jsonl of the output
-    folder, so that a run that was ended, however rudely, goes on with --skip-existing.
+    In folders, photos are known by their suffix, or by their content if they
+    have none; hidden files, links to folders and the output folder are left out.
+    What is done is recorded in .gpen-core.jsonl of the output folder: a run that
+    was ended, however rudely, goes on with the same command and --skip-existing.
 
-    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing done, 130 interrupted.
+    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
+    done, 130 interrupted.
     """
     from gpen_core.batch import Files, run
     from gpen_core.find import parse_box
@@ -226,7 +228,7 @@ def enhance(
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
     if summary.stopped:
         _complain(f"gpen-core: {summary.stopped}")
-    if len(jobs) > 1:
+    if len(jobs) > 1 or any(not job.named for job in jobs):
         _complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)
 
@@ -277,11 +279,13 @@ def convert(
     style_dim: Annotated[int | None, typer.Option(help="Expected style dimension.")] = None,
     n_mlp: Annotated[int | None, typer.Option(help="Expected depth of the mapping network.")] = None,
 ) -> None:
-    """Turn an original checkpoint into safetensors that describe themselves. No flags needed."""
-    from gpen_convert.generator import DTYPES, Claims, convert_generator
+    """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    """
+    from gpen_convert.convert import convert as convert_checkpoint
+    from gpen_convert.generator import Claims
+
     claims = Claims(
         input_size=size,
         output_size=output_size or size,
@@ -290,8 +294,8 @@ def convert(
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    report = convert_generator(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
-    for line in report.lines():
+    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    for line in lines:
         _say(line)
 
 
@@ -356,10 +360,6 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _complain("gpen-core: interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more while closing it.
-        sys.stdout = None  # type: ignore[assignment]
-        return ExitCode.OK
     except ImportError as error:
         _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
         return ExitCode.BAD_INPUT
@@ -389,6 +389,7 @@ def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[st
     if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
         raise UsageError(f"--report {path}: that is one of the photos")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("wb", buffering=0)
     except OSError as error:
         raise UsageError(f"--report {path}: {error.strerror}") from None
@@ -445,14 +446,19 @@ def _one_line(text: str) -> str:
 
 
 def _say(line: str) -> None:
-    typer.echo(line)
+    try:
+        # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
+        typer.echo(line, file=sys.stdout)
+    except BrokenPipeError:
+        # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
+        sys.stdout = None
 
 
 def _say_json(record: Any) -> None:
     import json
 
-    typer.echo(json.dumps(record))
+    _say(json.dumps(record))
 
 
 def _complain(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(line, file=sys.stderr)

@@ -9,11 +9,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from gpen_core.pixels import luma
 from gpen_core.types import Canvas, Image
 
 Floats = NDArray[np.float32]
 
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 # Standard deviations: of the blur that leaves colours, and the detail that is sharpened, in crops; of grain in pixels.
 COLOUR = 1 / 16
 DETAIL = 1.2 / 512
@@ -46,8 +46,8 @@ def sharpen(picture: Floats, amount: float) -> Floats:
 
     picture: T x T x 3 in 0..255; the result may leave that range.
     """
-    luma = picture @ LUMA
-    detail = luma - _blurred(luma, max(LEAST, DETAIL * picture.shape[0]))
+    bright = luma(picture)
+    detail = bright - _blurred(bright, max(LEAST, DETAIL * picture.shape[0]))
     return picture + np.float32(amount) * detail[..., None]
 
 

@@ -33,3 +33,8 @@ def round_to(values: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> NDArray
 def level(dtype: np.dtype[Any]) -> int:
     """How many levels of a pixel type make one of uint8: 1 for uint8, 257 for uint16."""
     return int(np.iinfo(dtype).max) // WHITE
+
+
+def luma(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rec. 601 luma [H, W] of H x W x 3 RGB in floating point; `photo.grey_of` does it for integers."""
+    return np.asarray(pixels @ np.array([0.299, 0.587, 0.114], pixels.dtype))

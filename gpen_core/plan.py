@@ -100,24 +100,20 @@ def _is_photo(path: Path) -> bool:
 def _is_result(path: Path, names: set[str]) -> bool:
     """Whether an earlier run wrote this file beside its source."""
     stem = path.stem.removesuffix(SUFFIX)
-    return stem != path.stem and any(f"{stem}{suffix}" in names for suffix in {path.suffix, *_renamed(path.suffix)})
-
-
-def _renamed(suffix: str) -> list[str]:
-    return [".gif", ".GIF"] if suffix == ".png" else []
+    if stem == path.stem:
+        return False
+    return f"{stem}{path.suffix}" in names or (stem.lower().endswith(".gif") and stem in names)
 
 
 def _mirrored(photo: Path, root: Path, output: Path | None, *, named: bool) -> Job:
+    is_gif = photo.suffix.lower() == ".gif"
+    # Nothing writes GIF. The whole name stays in front of the new suffix, because there may be a PNG of the same stem.
+    name, suffix = (photo.name, ".png") if is_gif else (photo.stem, photo.suffix)
     if output is None:
-        target = photo.with_name(f"{photo.stem}{SUFFIX}{photo.suffix}")
+        target = photo.with_name(f"{name}{SUFFIX}{suffix}")
     else:
-        target = output / photo.relative_to(root) if not named else output / photo.name
-    folder = root if output is None else output
-    if photo.suffix.lower() == ".gif":
-        # Nothing writes GIF. Beside a source of the same stem the name stays free by keeping both suffixes.
-        target = target.with_suffix(".png") if output is None else target.with_name(f"{target.name}.png")
-        return Job(photo, target, folder, named)
-    return Job(photo, target, folder, named, same_format=True)
+        target = (output if named else output / photo.relative_to(root).parent) / f"{name}{suffix}"
+    return Job(photo, target, root if output is None else output, named, same_format=not is_gif)
 
 
 def _checked(jobs: list[Job]) -> list[Job]:

@@ -13,14 +13,15 @@ GIB = 2**30
 class Preset:
     """max_batch: faces in one call of the network. precision, compile: as `RuntimeOptions` takes them.
 
-    long_side: longer side in pixels of what the detector sees; tile: side of what is restored or enlarged at once.
+    long_side: longer side in pixels that results have at most, or None. tile: side in pixels of what a background
+    up-scaler enlarges at once.
     needs: bytes of GPU memory from which it is chosen; None means that it never is.
     """
 
     max_batch: int
     precision: str
     compile: bool
-    long_side: int
+    long_side: int | None
     tile: int
     needs: int | None
     summary: str
@@ -29,11 +30,11 @@ class Preset:
 # On a GPU "auto" is fp16. Measured there with the published widths (MiB of the process, batch 2, 4, 8, 16):
 # 512 px 1286, 2132, 4586, 8714; 1024 px 2570, 4130, 7790, 15084. A 2048 px network halves its batch by itself.
 PRESETS = {
-    "laptop": Preset(1, "auto", False, 960, 256, None, "no GPU, or one too small: one face at a time"),
-    "4gb": Preset(2, "auto", False, 1280, 256, 3 * GIB, "a GPU of 4 GB: two faces at a time"),
-    "8gb": Preset(4, "auto", False, 1280, 512, 7 * GIB, "a GPU of 8 GB: four faces at a time"),
-    "12gb": Preset(8, "auto", False, 1280, 512, 11 * GIB, "a GPU of 12 GB: eight faces at a time"),
-    "throughput": Preset(16, "auto", True, 1280, 512, None, "24 GB and thousands of faces: sixteen, compiled"),
+    "laptop": Preset(1, "auto", False, 6000, 128, None, "no GPU, or one too small: one face at a time"),
+    "4gb": Preset(2, "auto", False, 6000, 128, 3 * GIB, "a GPU of 4 GB: two faces at a time"),
+    "8gb": Preset(4, "auto", False, None, 256, 7 * GIB, "a GPU of 8 GB: four faces at a time"),
+    "12gb": Preset(8, "auto", False, None, 256, 11 * GIB, "a GPU of 12 GB: eight faces at a time"),
+    "throughput": Preset(16, "auto", True, None, 256, None, "24 GB and thousands of faces: sixteen, compiled"),
 }
 
 

@@ -217,7 +217,7 @@ def load_upscaler(path: str | Path) -> RRDBNet:
         if start[8:9] != b"{":
             raise CheckpointError(describe_foreign(start))
         with safe_open(path, framework="pt") as opened:
-            config = decode(opened.metadata() or {})
+            config, _ = decode(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
         return build_upscaler(config, tensors)
     except OSError as error:
@@ -256,8 +256,8 @@ def encode(config: UpscalerConfig, provenance: Provenance) -> dict[str, str]:
     return {METADATA_KEY: json.dumps(content, sort_keys=True)}
 
 
-def decode(metadata: Mapping[str, str]) -> UpscalerConfig:
-    """Raises CheckpointError if the metadata is absent, malformed, of a newer version or of something else."""
+def decode(metadata: Mapping[str, str]) -> tuple[UpscalerConfig, Provenance]:
+    """What `encode` wrote. Raises CheckpointError if it is absent, malformed, too new or of something else."""
     if METADATA_KEY not in metadata:
         raise CheckpointError("no gpen-core metadata; convert the original with: gpen-core convert")
     try:
@@ -266,11 +266,14 @@ def decode(metadata: Mapping[str, str]) -> UpscalerConfig:
         raise CheckpointError("the gpen-core metadata is not JSON") from None
     if not isinstance(content, dict):
         raise CheckpointError("the gpen-core metadata is not a JSON object")
-    version, kind, config = (content.get(name) for name in ("format_version", "kind", "config"))
+    version, kind = content.get("format_version"), content.get("kind")
+    config, provenance = content.get("config"), content.get("provenance")
     if version != FORMAT_VERSION:
         raise CheckpointError(f"format version {version!r}; this gpen-core reads {FORMAT_VERSION}")
     if kind != KIND:
         raise CheckpointError(f"holds a {kind!r}, not an {KIND}")
     if not isinstance(config, dict) or set(config) != {field.name for field in fields(UpscalerConfig)}:
         raise CheckpointError("incomplete up-scaler configuration in the gpen-core metadata")
-    return UpscalerConfig(**config)
+    if not isinstance(provenance, dict):
+        raise CheckpointError("no provenance in the gpen-core metadata")
+    return UpscalerConfig(**config), Provenance.from_dict(provenance)

@@ -14,10 +14,18 @@ from gpen_core.config import Provenance
 from tests.golden.fill import fill_batchnorm_net
 
 GOLDEN = Path(__file__).parent / "golden"
-PROVENANCE = Provenance("net.pth", "0" * 64, "params_ema", "MIT", "gpen-core 0.0.0")
+PROVENANCE = Provenance(
+    source_name="net.pth",
+    source_sha256="0" * 64,
+    kept="params_ema",
+    dropped=("params",),
+    licence="MIT",
+    tool_version="gpen-core 0.0.0",
+)
 
 Shapes = Mapping[str, tuple[int, ...]]
 State = dict[str, Tensor]
+Damage = Callable[[State, str], None]
 
 
 def golden_shapes(name: str) -> dict[str, tuple[int, ...]]:
@@ -57,7 +65,7 @@ def rename(state: State, key: str) -> None:
     state[f"{key}2"] = state.pop(key)
 
 
-FAULTS: list[tuple[Callable[[State, str], None], str]] = [
+FAULTS: list[tuple[Damage, str]] = [
     (remove, "missing"),
     (misshape, "misshapen"),
     (make_whole, "is torch.int32, not floating point"),

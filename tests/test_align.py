@@ -20,7 +20,7 @@ GOLDEN = json.loads((Path(__file__).parent / "golden" / "alignment.json").read_t
 
 
 def apply(matrix: Matrix, points: Points) -> Points:
-    return points @ matrix[:, :2].T + matrix[:, 2]
+    return np.asarray(points @ matrix[:, :2].T + matrix[:, 2])
 
 
 def test_template() -> None:
@@ -59,7 +59,7 @@ def test_degenerate_points(points: Points) -> None:
 def gradient(width: int, height: int) -> NDArray[np.uint8]:
     """Red tells x and green tells y, up to 255."""
     x, y = np.meshgrid(np.arange(width), np.arange(height))
-    return np.stack([x % 256, y % 256, np.full_like(x, 9)], 2).astype(np.uint8)
+    return np.asarray(np.stack([x % 256, y % 256, np.full_like(x, 9)], 2), np.uint8)
 
 
 def test_crop_of_whole_pixels_is_exact() -> None:
@@ -102,7 +102,7 @@ def test_crop_beyond_the_border_mirrors() -> None:
 @pytest.mark.parametrize("shape", [(1, 1), (1, 900), (3000, 2)])
 def test_tiny_and_thin_pictures(shape: tuple[int, int]) -> None:
     image = np.full((*shape, 3), 77, np.uint8)
-    landmarks = np.array(GPEN_TEMPLATE) * max(shape)
+    landmarks = np.array(GPEN_TEMPLATE) * float(max(shape))
     for matrix in (crop_matrix(landmarks, GPEN_TEMPLATE, 64), whole_matrix(shape[1], shape[0], 64)):
         assert np.array_equal(crop(image, matrix, 64), np.full((64, 64, 3), 77))
 

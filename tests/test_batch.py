@@ -88,7 +88,7 @@ def test_outcomes_come_in_the_order_of_the_jobs(tmp_path: Path, monkeypatch: pyt
 def test_reading_and_writing_overlap_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = photos(tmp_path, 8)
     read, write = image_io.read, image_io.write
-    pause = 0.05
+    pause = 0.1
 
     def slow_read(path: Path, **options: Any) -> image_io.Photo:
         time.sleep(pause)
@@ -130,6 +130,33 @@ def test_few_photos_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     perform(jobs, files=Files(workers=2))
     # Two read ahead, one with the networks, two being written and one waiting for its turn.
     assert 2 <= most <= 6
+
+
+def test_large_photos_are_read_one_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpen_core.batch.HEAVY_PIXELS", PICTURE.nbytes - 1)
+    read, write = image_io.read, image_io.write
+    lock = threading.Lock()
+    alive, most = 0, 0
+
+    def counted_read(path: Path, **options: Any) -> image_io.Photo:
+        nonlocal alive, most
+        with lock:
+            alive += 1
+            most = max(most, alive)
+        return read(path, **options)
+
+    def counted_write(path: Path, photo: image_io.Photo, **options: Any) -> tuple[str, ...]:
+        nonlocal alive
+        time.sleep(0.005)
+        lost = write(path, photo, **options)
+        with lock:
+            alive -= 1
+        return lost
+
+    monkeypatch.setattr(image_io, "read", counted_read)
+    monkeypatch.setattr(image_io, "write", counted_write)
+    perform(photos(tmp_path, 20), files=Files(workers=4))
+    assert most == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of the process is read from /proc")

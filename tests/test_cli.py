@@ -31,11 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def save_png(path: Path, image: NDArray[np.generic]) -> None:
+def save_png(path: Path, image: NDArray[np.uint8]) -> None:
     assert cv2.imwrite(str(path), image[..., ::-1])
 
 
-def load_png(path: Path) -> NDArray[np.generic]:
+def load_png(path: Path) -> NDArray[Any]:
     return np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))[..., ::-1]
 
 
@@ -44,7 +44,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """`enhance` with a network that removes red from one face; returns what `Restorer.load` was asked for."""
     calls: list[dict[str, Any]] = []
 
-    def load(cls: type[Restorer], weights: object, detector: object, **options: Any) -> Restorer:
+    def load(cls: type[Restorer], /, weights: object, detector: object, **options: Any) -> Restorer:
         calls.append({"weights": weights, "detector": detector, **options})
         return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))
 

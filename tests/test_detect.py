@@ -19,10 +19,14 @@ import skimage.data
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from gpen_convert import retinaface
 from gpen_core import detect
+from gpen_core.config import Provenance
 from gpen_core.detect import Candidates, Detector, load_detector
 from gpen_core.errors import DetectorError, DeviceError, UsageError
 from gpen_core.types import Face, Image
+from tests.stand_in import fill_state
+from tests.test_retinaface_net import mobilenet_shapes
 
 GOLDEN = Path(__file__).parent / "golden"
 PORTRAITS = GOLDEN / "portraits"
@@ -248,6 +252,15 @@ def test_families_are_recognised_by_their_outputs(tmp_path: Path) -> None:
     assert opened(tmp_path, retinaface_stub()).family == "retinaface"
 
 
+def test_a_converted_retinaface_is_a_detector(tmp_path: Path) -> None:
+    path = tmp_path / "converted.onnx"
+    retinaface.convert(fill_state(mobilenet_shapes()), path, Provenance("net.pth", "0" * 64))
+    detector = load_detector(path, long_side=320, threshold=0.01)
+    assert detector.family == "retinaface"
+    # Its weights mean nothing; that its outputs fit the anchors of any size is what counts.
+    assert isinstance(detector(portrait("male_12.jpg", 500)), list)
+
+
 def test_position_in_a_picture_that_is_not_shrunk(tmp_path: Path) -> None:
     detector = opened(tmp_path, centerface_stub())
     # The 4 pixels 80..83 have their middle at 81.5.
@@ -450,7 +463,7 @@ def test_two_people_close_together_stay_two(centerface: Detector) -> None:
 
 
 def test_a_real_photo(centerface: Detector) -> None:
-    picture = np.ascontiguousarray(skimage.data.astronaut())  # type: ignore[no-untyped-call]
+    picture = np.ascontiguousarray(skimage.data.astronaut())
     [face] = centerface(picture)
     read_by_eye = np.array([[204, 101], [246, 104], [225, 127], [205, 140], [243, 140]], np.float64)
     assert spread(face.landmarks, read_by_eye) < 0.1

@@ -60,7 +60,7 @@ NAMES = ["a.png", "b.JPG", "sub/c.Png", "sub/deep er/d.jpeg", "sub/ä.png"]
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """`enhance` with a network that removes red from one face; one entry for each photo restored."""
     seen: list[Any] = []
     detector: Any = FixedDetector([face_at(60, 50, 64)])
@@ -73,8 +73,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         Restorer, "load", classmethod(lambda *a, **k: Counted(without_channel_0, config_of(), detector))
     )
-    Path("weights.safetensors").write_bytes(b"weights")
-    Path("detector.onnx").write_bytes(b"detector")
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, {"weights.safetensors": b"weights", "detector.onnx": b"detector"})
     return seen
 
 
@@ -123,12 +123,9 @@ def test_what_counts_as_a_photo(tmp_path: Path) -> None:
     assert found == ["IMG_0001", "broken.jpg", "link.jpg", "page.jpg", "photo.jpg"]
 
 
-def test_names_and_formats_are_kept(tmp_path: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_names_and_formats_are_kept(tmp_path: Path, calls: list[Any]) -> None:
     from PIL import Image
 
-    Path("weights.safetensors").write_bytes(b"weights")
-    Path("detector.onnx").write_bytes(b"detector")
     fill(tmp_path / "in", {"IMG_0001": encoded(".jpg"), "really_webp.jpg": encoded(".webp"), "x.png": encoded()})
     Image.fromarray(PICTURE).save("in/x.gif")
     assert enhance("in", "-o", "out") == 0
@@ -150,6 +147,16 @@ def test_results_beside_their_sources_are_no_input(album: Path, calls: list[Any]
     assert len(calls) == 12
     assert "other_restored_restored.png" in tree(Path("in"))
     assert "a_restored_restored.png" not in tree(Path("in"))
+
+
+def test_gifs_beside_pictures_of_the_same_stem(tmp_path: Path, calls: list[Any]) -> None:
+    from PIL import Image
+
+    fill(tmp_path, {"in/x.png": encoded()})
+    Image.fromarray(PICTURE).save("in/x.gif")
+    for _ in range(2):
+        assert enhance("in") == 0
+    assert tree(Path("in")) == ["x.gif", "x.gif_restored.png", "x.png", "x_restored.png"]
 
 
 def test_links_to_folders_are_not_followed(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +240,12 @@ def test_the_report(album: Path, calls: list[Any]) -> None:
     assert all(record["status"] == "restored" and record["seconds"] and record["faces"] for record in records)
 
 
-@pytest.mark.parametrize("path", ["in/a.png", "out/a.png", "absent/report.jsonl", "in"])
+def test_a_report_in_a_new_folder(album: Path, calls: list[Any]) -> None:
+    assert enhance("in/a.png", "-o", "out/", "--report", "out/logs/report.jsonl") == 0
+    assert statuses("out/logs/report.jsonl") == {"restored": 1}
+
+
+@pytest.mark.parametrize("path", ["in/a.png", "out/a.png", "in/a.png/report.jsonl", "in"])
 def test_a_report_that_would_do_harm(
     path: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,9 +461,9 @@ def test_killed_20_times(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "tests.killed",
-        tmp_path / "in",
-        tmp_path,
-        tmp_path / "w.safetensors",
+        str(tmp_path / "in"),
+        str(tmp_path),
+        str(tmp_path / "w.safetensors"),
         "20",
         str(seed),
     ]
@@ -513,26 +525,45 @@ def test_unwritable_output_folder(
 # The terminal.
 
 
+def test_a_reader_that_goes_away_ends_nothing(album: Path) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    assert run_command(["convert", "old.pth", "-o", "w.safetensors"]) == 0
+    fill(album, {f"faces/{i}.png": cv2.imencode(".png", smooth_picture(16, 16))[1].tobytes() for i in range(30)})
+    command = [sys.executable, "-c", "from gpen_core.cli import main; main()", "enhance", "faces", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours, theirs = os.pipe()
+    os.close(ours)
+    arguments = [*command, "--aligned", "--weights", "w.safetensors", "--device", "cpu"]
+    done = subprocess.run(arguments, check=False, stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert done.stderr.startswith("gpen-core: 30 restored")
+    assert done.stderr.count("\n") == 1
+    assert len(tree(Path("out"))) == 30
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="pseudo-terminals are a thing of Unix")
 def test_a_bar_on_a_terminal_only(album: Path) -> None:
     import pty
 
     code = (
         "import sys, time\n"
+        "from gpen_core.cli import _say\n"
         "from gpen_core.progress import bar\n"
         "with bar(int(sys.argv[1])) as advance:\n"
         "    for i in range(3):\n"
-        "        print('line', i)\n"
+        "        _say(f'line {i}')\n"
         "        time.sleep(0.1)\n"
         "        advance()\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
 
-    def seen(total: str, *, terminal: bool) -> tuple[str, str]:
-        """What is written to stdout, a pipe, and to stderr."""
+    def seen(total: str, *, terminal: bool, both: bool = False) -> tuple[str | None, str]:
+        """What is written to stdout, a pipe unless it is the same as stderr, and to stderr."""
         ours, theirs = pty.openpty() if terminal else os.pipe()
         command = [sys.executable, "-c", code, total]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True)
+        pipe = theirs if both else subprocess.PIPE
+        done = subprocess.run(command, check=True, stdout=pipe, stderr=theirs, env=environment, text=True)
         os.close(theirs)
         written = b""
         try:
@@ -548,5 +579,8 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
     assert out == lines
     assert "3/3" in bar
     assert "photos/s" in bar
+    _, both = seen("3", terminal=True, both=True)
+    # Each line takes the place of the bar, which is drawn again below it.
+    assert [f"\x1b[2Kline {i}\r\n" in both for i in range(3)] == [True] * 3, both
     assert seen("1", terminal=True) == (lines, "")
     assert seen("3", terminal=False) == (lines, "")

@@ -23,7 +23,7 @@ LAYERS = (
     ("model", "detect"),
     ("checkpoint", "rrdb"),
     ("runtime",),
-    ("find", "restorer"),
+    ("find", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]

@@ -13,7 +13,7 @@ import torch
 from gpen_convert import parsenet, to_onnx
 from gpen_core.errors import CheckpointError
 from tests.golden.fill import model_input
-from tests.stand_in import FAULTS, GOLDEN, PROVENANCE, State, fill_state, golden_shapes, relative, with_norm
+from tests.stand_in import FAULTS, GOLDEN, PROVENANCE, Damage, State, fill_state, golden_shapes, relative, with_norm
 
 STRIDE = 16
 
@@ -84,8 +84,8 @@ def test_conversion_is_reproducible_and_runs_any_batch(narrow: State, tmp_path: 
     "key",
     ["encoder.1.shortcut_func.conv2d.bias", "decoder.1.conv2.norm.norm.running_mean", "out_img_conv.conv2d.weight"],
 )
-def test_faults_are_named_in_one_line(narrow: State, damage: object, words: str, key: str) -> None:
-    damage(narrow, key)  # type: ignore[operator]
+def test_faults_are_named_in_one_line(narrow: State, damage: Damage, words: str, key: str) -> None:
+    damage(narrow, key)
     with pytest.raises(CheckpointError) as caught:
         parsenet.build(narrow)
     text = str(caught.value)

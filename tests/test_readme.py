@@ -15,6 +15,7 @@ import torch
 import gpen_weights
 from gpen_core.checkpoint import read_metadata
 from gpen_core.cli import run_command
+from gpen_core.rrdb import RRDBNet, UpscalerConfig
 from tests.legacy import legacy_state
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +27,13 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    lines = [line.split(" && ")[-1] for block in blocks("bash") for line in block.splitlines()]
+    lines = [part for block in blocks("bash") for line in block.splitlines() for part in line.split(" && ")]
     return [line for line in lines if line.startswith("gpen-core ")]
 
 
 @pytest.fixture(scope="module")
 def folder(centerface_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader of the README has: photos and an old checkpoint."""
+    """What a reader of the README has: photos and old checkpoints."""
     folder = tmp_path_factory.mktemp("reader")
     photo = cv2.imread(str(ROOT / "examples" / "astronaut_degraded.jpg"))
     (folder / "examples").mkdir()
@@ -42,6 +43,9 @@ def folder(centerface_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     config = read_metadata(gpen_weights.resolve("gpen-open-512")).config
     for name in ("old.pth", "gpen-open-512.pth"):
         torch.save(legacy_state(config), folder / name)
+    torch.manual_seed(0)
+    net = RRDBNet(UpscalerConfig(2, features=8, blocks=1, growth=4, margin=17))
+    torch.save({"params_ema": net.state_dict()}, folder / "upscaler.pth")
     return folder
 
 

