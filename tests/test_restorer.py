@@ -17,12 +17,13 @@ from torch import Tensor
 
 from gpen_core.align import crop_matrix, invert
 from gpen_core.blend import feathered_mask, paste
-from gpen_core.errors import GpenError, ImageError, UsageError
+from gpen_core.errors import DeviceError, GpenError, ImageError, UsageError
 from gpen_core.find import Box
 from gpen_core.photo import to_depth
 from gpen_core.restorer import Options, Restorer
 from gpen_core.rrdb import RRDBNet, UpscalerConfig, upscale
-from gpen_core.types import Face, Image
+from gpen_core.runtime import RuntimeOptions, Upscaler
+from gpen_core.types import Canvas, Face, Image
 from tests.stubs import (
     FixedDetector,
     config_of,
@@ -322,6 +323,37 @@ def test_an_upscaler_makes_the_background() -> None:
     assert run(PICTURE, Options(upscale=1)).image.shape == PICTURE.shape
     with pytest.raises(UsageError, match="enlarges by 2"):
         run(PICTURE, Options(upscale=4))
+
+
+def test_an_upscaler_short_of_memory_takes_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, tiles = small_upscaler(2), []
+
+    def hungry(net: RRDBNet, picture: Canvas, scale: int, *, tile: int) -> Canvas:
+        tiles.append(tile)
+        if tile > limit:
+            raise MemoryError
+        return upscale(net, picture, scale, tile=tile)
+
+    monkeypatch.setattr("gpen_core.runtime.upscale", hungry)
+    limit = 64
+    assert np.array_equal(Upscaler(net)(PICTURE, 2), upscale(net, PICTURE, 2))
+    assert tiles == [256, 128, 64]
+    limit = 0
+    with pytest.raises(DeviceError, match="out of memory"):
+        Upscaler(net)(PICTURE, 2)
+
+
+def test_an_upscaler_that_is_not_finite_in_bf16_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_upscaler(2)
+
+    def fragile(net: RRDBNet, picture: Canvas, scale: int, *, tile: int) -> Canvas:
+        if net.conv_first.weight.dtype == torch.bfloat16:
+            raise DeviceError("the up-scaler's result is not finite in bfloat16")
+        return upscale(net, picture, scale, tile=tile)
+
+    monkeypatch.setattr("gpen_core.runtime.upscale", fragile)
+    run = Upscaler(net, RuntimeOptions(device="cpu", precision="bf16"))
+    assert np.array_equal(run(PICTURE[:50, :60], 2), upscale(net, PICTURE[:50, :60], 2))
 
 
 def test_long_side() -> None:
