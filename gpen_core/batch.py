@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
 from gpen_core.files import remove_leftovers
+from gpen_core.gallery import Gallery
 from gpen_core.ledger import Ledger, fingerprint
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
@@ -148,18 +149,20 @@ def run(
     *,
     files: Files = Files(),
     settings: Callable[[], str] | None = None,
+    gallery: Gallery | None = None,
 ) -> Summary:
     """Restore every photo, in order. A bad one is told of and the rest go on.
 
     load: makes the restorer, when the first readable photo needs it; what it raises ends the run. tell: hears of each
     photo in the order of the jobs, from the caller's thread. settings: fingerprint of all that decides what becomes
-    of a photo; with it a ledger is kept in each job's folder, as `files.skip_existing` needs.
+    of a photo; with it a ledger is kept in each job's folder, as `files.skip_existing` needs. gallery: writes further
+    pictures after each output.
     SIGINT and SIGTERM end the run after the photos being written; so does a full disk.
     """
     started = time.monotonic()
     counts: Counter[Status] = Counter()
     alone = None
-    with stop_on_signals() as stop, _opened(jobs, load, options, files, settings, stop) as work:
+    with stop_on_signals() as stop, _opened(jobs, load, options, files, settings, gallery, stop) as work:
         for outcome in work.outcomes(jobs):
             counts[outcome.status] += 1
             if len(jobs) == 1 and outcome.job.named and outcome.error:
@@ -176,6 +179,7 @@ def _opened(
     options: Options,
     files: Files,
     settings: Callable[[], str] | None,
+    gallery: Gallery | None,
     stop: Stop,
 ) -> Iterator[_Work]:
     with ExitStack() as stack:
@@ -190,7 +194,7 @@ def _opened(
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
-        yield _Work(load, options, files, settings, stop, ledgers, readers, writers)
+        yield _Work(load, options, files, settings, gallery, stop, ledgers, readers, writers)
 
 
 def _require_writable(folder: Path) -> None:
@@ -219,6 +223,7 @@ class _Work:
         options: Options,
         files: Files,
         settings: Callable[[], str] | None,
+        gallery: Gallery | None,
         stop: Stop,
         ledgers: dict[Path, Ledger],
         readers: ThreadPoolExecutor,
@@ -227,7 +232,7 @@ class _Work:
         self.hopeless = ""
         self._load, self._options, self._files = load, options, files
         self._make_settings, self._settings = settings, ""
-        self._stop, self._ledgers = stop, ledgers
+        self._gallery, self._stop, self._ledgers = gallery, stop, ledgers
         self._readers, self._writers = readers, writers
         self._restorer: Restorer | None = None
         # How many photos are read ahead: of large ones, that only decoding shows, one.
@@ -322,13 +327,15 @@ class _Work:
             lost = image_io.write(
                 job.target, photo.with_pixels(restored.image), format=format, quality=self._files.quality
             )
+            if self._gallery is not None:
+                self._gallery.write(job, photo, restored, format)
             if ledger is not None and not restored.failed:
                 ledger.add(job.target, loaded.content, self._settings)
         except Exception as error:
             if _number(error) in HOPELESS:
                 self.hopeless = f"stopped: {_explain(error, job)}"
             return _failure(job, error)
-        notes = (*photo.notes, *lost)
+        notes = (*photo.notes, *restored.notes, *lost)
         return Outcome(job, _status(restored), restored.faces, runtime, restored.seconds, notes)
 
     def _require_restorer(self) -> Restorer:

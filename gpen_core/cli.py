@@ -30,6 +30,7 @@ app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
 DEFAULT_DETECTOR = "centerface"
+WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
 @app.command()
@@ -61,9 +62,76 @@ def enhance(
     strength: Annotated[
         float, typer.Option(help="0 leaves the photo as it is, 1 restores fully; linear between.")
     ] = 1.0,
-    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
-    min_face: Annotated[int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.")] = 0,
-    only: Annotated[str, typer.Option(help="largest: the largest face alone; all: every face.")] = "all",
+    only: Annotated[
+        str, typer.Option(help="largest: the largest face alone; all: every face.", rich_help_panel=WHICH)
+    ] = "all",
+    max_faces: Annotated[
+        int | None, typer.Option(help="Restore at most so many faces, the largest first.", rich_help_panel=WHICH)
+    ] = None,
+    min_face: Annotated[
+        int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.", rich_help_panel=WHICH)
+    ] = 0,
+    box: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,Y,W,H",
+            help="Restore only faces with their middle in this box, in pixels.",
+            rich_help_panel=WHICH,
+        ),
+    ] = None,
+    rotate: Annotated[
+        str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
+    ] = "off",
+    aligned: Annotated[
+        bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
+    ] = False,
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            help="Restore the whole of each photo in tiles of so many pixels: for a face larger than the network's "
+            "input. 512 suits a 512 px network.",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Pixels from tile to tile. Default: half a tile.", rich_help_panel=SIZES),
+    ] = None,
+    long_side: Annotated[
+        int | None,
+        typer.Option(help="Shrink results to so many pixels on the longer side.", rich_help_panel=SIZES),
+    ] = None,
+    upscale: Annotated[
+        int | None,
+        typer.Option(help="Enlarge results 1, 2 or 4 times. Default: 1, or as the up-scaler.", rich_help_panel=SIZES),
+    ] = None,
+    upscaler: Annotated[
+        str | None,
+        typer.Option(
+            help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
+        ),
+    ] = None,
+    match_colour: Annotated[
+        bool,
+        typer.Option(
+            "--match-color", "--match-colour", help="Faces keep the original's colours.", rich_help_panel=FINISH
+        ),
+    ] = False,
+    sharpen: Annotated[float, typer.Option(help="Sharpen faces, 0 to 3.", rich_help_panel=FINISH)] = 0.0,
+    grain: Annotated[
+        float,
+        typer.Option(help="Give faces the original's grain, 0 to 2; 1 is as it was.", rich_help_panel=FINISH),
+    ] = 0.0,
+    save_faces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also write each face: crop, restored, and both side by side.", rich_help_panel=SEE
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also write each photo before and after, *_compare.", rich_help_panel=SEE),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
     skip_existing: Annotated[
         bool,
@@ -87,11 +155,29 @@ def enhance(
     done, 130 interrupted.
     """
     from gpen_core.batch import Files, run
+    from gpen_core.find import parse_box
+    from gpen_core.gallery import open_gallery
     from gpen_core.plan import plan
     from gpen_core.presets import find_preset
     from gpen_core.restorer import Options, Restorer
 
-    options = Options(strength=strength, only=only, min_face=min_face, aligned=aligned)  # type: ignore[arg-type]
+    options = Options(
+        strength=strength,
+        only=only,  # type: ignore[arg-type]
+        max_faces=max_faces,
+        min_face=min_face,
+        box=None if box is None else parse_box(box),
+        rotate=rotate,  # type: ignore[arg-type]
+        aligned=aligned,
+        tile=tile,
+        stride=stride,
+        long_side=long_side,
+        upscale=upscale,
+        match_color=match_colour,
+        sharpen=sharpen,
+        grain=grain,
+        keep_crops=save_faces is not None,
+    )
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
     chosen = None if preset is None else find_preset(_preset(preset, device))
     if chosen is not None:
@@ -100,14 +186,25 @@ def enhance(
         compile = chosen.compile if compile is None else compile
     precision, compile = precision or "auto", bool(compile)
     jobs = plan(inputs, output, recursive=recursive, notice=_complain)
+    gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
-        found = None if aligned else _detector(detector)
-        return Restorer.load(weights, found, device=device, precision=precision, compile=compile, max_batch=batch)
+        found = None if options.whole else _detector(detector)
+        return Restorer.load(
+            weights,
+            found,
+            device=device,
+            precision=precision,
+            compile=compile,
+            max_batch=batch,
+            upscaler=upscaler,
+        )
 
     def settings() -> str:
-        found = None if aligned else _detector(detector)
-        return _settings(weights, found, options=asdict(options), precision=precision, quality=quality)
+        found = None if options.whole else _detector(detector)
+        return _settings(
+            weights, found, upscaler, options=asdict(options), precision=precision, quality=quality, compare=compare
+        )
 
     recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
     with (
@@ -126,7 +223,7 @@ def enhance(
                 _say(outcome.line())
             advance()
 
-        summary = run(jobs, load, options, tell, files=files, settings=recorded)
+        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery)
     if not jobs:
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
     if summary.stopped:
@@ -330,13 +427,14 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _settings(weights: str, detector: str | Path | None, **others: Any) -> str:
+def _settings(weights: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    found = None if detector is None else fingerprint(resolve(detector))
-    return settings_fingerprint({"weights": fingerprint(resolve(weights)), "detector": found, **others})
+    names = {"weights": weights, "detector": detector, "upscaler": upscaler}
+    files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
+    return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:

@@ -52,9 +52,17 @@ def remove_leftovers(targets: Iterable[Path]) -> int:
     return removed
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; False also for what this user may not look at, and for impossible names."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one existing file."""
     try:
         return one.samefile(other)
-    except OSError:
+    except (OSError, ValueError):
         return False

@@ -16,28 +16,15 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    (
-        "config",
-        "ops",
-        "pixels",
-        "files",
-        "ledger",
-        "presets",
-        "stopping",
-        "progress",
-        "align",
-        "blend",
-        "masks",
-        "tiling",
-        "sessions",
-    ),
+    ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
+    ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),
     ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
     ("runtime",),
-    ("restorer", "tasks"),
-    ("batch", "doctor", "service", "cli"),
+    ("find", "restorer", "tasks"),
+    ("gallery", "batch", "doctor", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent
