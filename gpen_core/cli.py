@@ -29,7 +29,8 @@ weights_app = typer.Typer(help="The weights this machine has, and how to get mor
 app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
-DEFAULT_DETECTOR = "centerface"
+DEFAULT_DETECTOR = "auto"
+DEFAULT_PARSER = "ParseNet-latest"
 WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
@@ -45,7 +46,9 @@ def enhance(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
@@ -82,6 +85,15 @@ def enhance(
     rotate: Annotated[
         str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
     ] = "off",
+    detect_size: Annotated[
+        int,
+        typer.Option(help="Look for faces at so many pixels on the longer side.", min=32, rich_help_panel=WHICH),
+    ] = 1280,
+    detector_device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=WHICH)] = "cpu",
+    template: Annotated[
+        str | None,
+        typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says."),
+    ] = None,
     aligned: Annotated[
         bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
     ] = False,
@@ -110,6 +122,14 @@ def enhance(
         typer.Option(
             help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
         ),
+    ] = None,
+    mask: Annotated[
+        str,
+        typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH),
+    ] = "box",
+    parser: Annotated[
+        str | None,
+        typer.Option(help=f"For --mask parse: a path or a name. Default: {DEFAULT_PARSER}.", rich_help_panel=FINISH),
     ] = None,
     match_colour: Annotated[
         bool,
@@ -173,11 +193,15 @@ def enhance(
         stride=stride,
         long_side=long_side,
         upscale=upscale,
+        mask=mask,  # type: ignore[arg-type]
         match_color=match_colour,
         sharpen=sharpen,
         grain=grain,
         keep_crops=save_faces is not None,
     )
+    if parser is not None and mask != "parse":
+        raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
+    parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
     chosen = None if preset is None else find_preset(_preset(preset, device))
     if chosen is not None:
@@ -198,12 +222,25 @@ def enhance(
             compile=compile,
             max_batch=batch,
             upscaler=upscaler,
+            parser=parsing,
+            template=template,
+            detect_size=detect_size,
+            detector_device=detector_device,
         )
 
     def settings() -> str:
         found = None if options.whole else _detector(detector)
         return _settings(
-            weights, found, upscaler, options=asdict(options), precision=precision, quality=quality, compare=compare
+            weights,
+            found,
+            upscaler,
+            parsing,
+            options=asdict(options),
+            precision=precision,
+            quality=quality,
+            compare=compare,
+            template=template,
+            detect_size=detect_size,
         )
 
     recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
@@ -238,7 +275,9 @@ def doctor(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
 ) -> None:
     """Tell what this machine has, what is missing, and the cure for each.
 
@@ -427,27 +466,30 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _settings(weights: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
+def _settings(
+    weights: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
+) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    names = {"weights": weights, "detector": detector, "upscaler": upscaler}
+    names = {"weights": weights, "detector": detector, "upscaler": upscaler, "parser": parser}
     files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
     return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:
-    """The detector's path; the default one is fetched when it is not here."""
+    """The detector's path; centerface is fetched when it is not here."""
     from gpen_core.errors import MissingWeightsError
-    from gpen_weights import pull, resolve
+    from gpen_weights import default_detector, pull, resolve
 
+    meant = default_detector() if name == "auto" else name
     try:
-        return resolve(name)
+        return resolve(meant)
     except MissingWeightsError:
-        if name != DEFAULT_DETECTOR:
+        if meant != "centerface":
             raise
-    return pull(name, notify=_complain)
+    return pull(meant, notify=_complain)
 
 
 def _one_line(text: str) -> str:
