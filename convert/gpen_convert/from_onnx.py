@@ -131,9 +131,14 @@ def recover(path: Path) -> Recovered:
     except Exception:  # protobuf's DecodeError has no stable public home
         raise CheckpointError("not a whole ONNX model") from None
     _refuse_outside(onnx, model)
-    size = _input_size(model.graph)
-    parts = _collect(onnx, model)
-    config = _infer(parts, size)
+    try:
+        size = _input_size(model.graph)
+        parts = _collect(onnx, model)
+        config = _infer(parts, size)
+    except CheckpointError:
+        raise
+    except Exception as error:  # a graph can be unsound in more ways than there are names for
+        raise CheckpointError(f"not a sound ONNX model: {_first_line(error)}") from error
     errors = []
     for gain in GAINS:
         tensors = _assemble(parts, config, gain)
@@ -170,8 +175,10 @@ def _tensors(graph: Any) -> Iterator[Any]:
 def _attributes(nodes: Any) -> Iterator[Any]:
     for node in nodes:
         for attribute in node.attribute:
-            yield from ([attribute.t] if attribute.HasField("t") else attribute.tensors)
-            for inner in [attribute.g] if attribute.HasField("g") else attribute.graphs:
+            yield from (attribute.t, *attribute.tensors)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            for inner in (attribute.g, *attribute.graphs):
                 yield from _tensors(inner)
 
 
