@@ -69,8 +69,13 @@ def describe_file(path: str | Path) -> list[str]:
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     parameters = sum(tensor.numel() for tensor in tensors.values())
     size = Path(path).stat().st_size
-    stored = f"{len(tensors)} tensors, {' and '.join(kinds)}, {parameters:,} parameters, {size / 1e6:.1f} MB"
+    stored = f"{len(tensors)} tensors, {' and '.join(kinds)}, {parameters:,} parameters, {megabytes(size)}"
     return [*describe(metadata), f"{stored}, converted by {metadata.provenance.tool_version}"]
+
+
+def megabytes(size: int) -> str:
+    """A file's size in words, three digits or so."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
 
 
 def describe(metadata: WeightsMetadata) -> list[str]:

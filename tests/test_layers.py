@@ -24,7 +24,7 @@ LAYERS = (
     ("checkpoint", "rrdb"),
     ("runtime",),
     ("find", "restorer", "tasks"),
-    ("gallery", "batch", "doctor", "service", "cli"),
+    ("gallery", "batch", "doctor", "service", "cli", "__main__"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent

@@ -84,6 +84,9 @@ class Parts:
 def is_onnx(path: Path) -> bool:
     """Whether a file starts like an ONNX model. False if it can't be read."""
     try:
+        # Looking into a pipe would take from it.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(1) == START
     except OSError:
