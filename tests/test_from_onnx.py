@@ -51,11 +51,13 @@ def theirs(config: GeneratorConfig) -> nn.Module:
 def exported(make: Callable[[GeneratorConfig], nn.Module], config: GeneratorConfig, folding: bool, free: bool) -> bytes:
     buffer = io.BytesIO()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    net = make(config)
+    image = image_for(config, batch=1).to(next(net.parameters()).dtype)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            make(config),
-            (image_for(config, batch=1),),
+            net,
+            (image,),
             buffer,  # type: ignore[arg-type,unused-ignore]
             input_names=["input"],
             output_names=["output"],
@@ -145,6 +147,36 @@ def test_graphs_that_onnxruntime_optimised(
     options.log_severity_level = 4
     onnxruntime.InferenceSession(exported(make, TINY, True, False), options, providers=["CPUExecutionProvider"])
     assert recover(tmp_path / "model.onnx").config == TINY
+
+
+def test_filter_taps_that_an_optimiser_moved(tmp_path: Path) -> None:
+    model = onnx.load_model_from_string(exported(ours, TINY, True, False))
+    makers = {name: node for node in model.graph.node for name in node.output}
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    moved = 0
+    for node in model.graph.node:
+        if node.op_type == "Conv" and node.input[1] in ("encoder.1.weight", "encoder.2.weight"):
+            scaling = makers[node.input[0]]
+            assert scaling.op_type == "Mul"
+            node.input[0] = scaling.input[0]
+            tensor = stored[node.input[1]]
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(64), tensor.name))
+            moved += 1
+    assert moved == 2
+    recovered = recover(put(tmp_path / "model.onnx", model.SerializeToString()))
+    expected = fold(TINY, legacy_state(TINY), torch.float32)
+    assert all(relative(recovered.tensors[name], expected[name]) < 1e-6 for name in expected)
+
+
+def theirs_in_half(config: GeneratorConfig) -> nn.Module:
+    return theirs(config).half()
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    recovered = recover(put(tmp_path / "model.onnx", exported(theirs_in_half, TINY, True, False)))
+    expected = fold(TINY, legacy_state(TINY), torch.float32)
+    for name, tensor in expected.items():
+        assert relative(recovered.tensors[name], tensor) < 1e-3, name
 
 
 def test_what_the_user_says_is_recorded(tmp_path: Path) -> None:

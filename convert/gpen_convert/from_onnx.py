@@ -27,10 +27,13 @@ from gpen_core.config import GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
 
 TOLERANCE = 1e-3
+# A graph that computes in half precision is that far from float32 by itself.
+HALF_TOLERANCE = 1e-2
 # A protobuf message whose first field is number 1, a varint: every ONNX file, and nothing that PyTorch writes.
 START = b"\x08"
-# StyleGAN2's activation gain stands in the graph, as published, or is folded into the weights, as ours are.
-GAINS = (math.sqrt(2), 1.0)
+# What else is folded into the weights or stands in the graph: StyleGAN2's activation gain, which is in the graph as
+# published and in the weights as ours are; and the sum of the filter's taps, which optimisers push into the encoder.
+CONVENTIONS = tuple((gain, taps) for taps in (1.0, 64.0) for gain in (math.sqrt(2), 1.0))
 _PASSED_ON = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Unsqueeze")
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")
 _PRODUCTS = ("Gemm", "MatMul", "FusedGemm", "FusedMatMul")
@@ -142,11 +145,14 @@ def recover(path: Path) -> Recovered:
         raise
     except Exception as error:  # a graph can be unsound in more ways than there are names for
         raise CheckpointError(f"not a sound ONNX model: {_first_line(error)}") from error
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(model.graph))
+    image = np.random.default_rng(0).uniform(-1, 1, (1, 3, size, size)).astype(np.float32)
+    expected = _picture(content, image)
     errors = []
-    for gain in GAINS:
-        tensors = _assemble(parts, config, gain)
-        errors.append(_difference(content, model.graph, config, tensors))
-        if errors[-1] < TOLERANCE:
+    for gain, taps in CONVENTIONS:
+        tensors = _assemble(parts, config, gain, taps)
+        errors.append(_difference(config, tensors, image, expected))
+        if errors[-1] < (HALF_TOLERANCE if half else TOLERANCE):
             return Recovered(config, tensors, errors[-1])
     raise CheckpointError(
         f"its weights are a GPEN generator's, but the graph computes something else: relative error {min(errors):.0e}"
@@ -460,8 +466,11 @@ def _styles(parts: Parts, config: GeneratorConfig) -> list[Linear]:
     return found
 
 
-def _assemble(parts: Parts, config: GeneratorConfig, gain: float) -> dict[str, Tensor]:
-    """Our tensors, float32; `gain` is what the graph multiplies its activations by."""
+def _assemble(parts: Parts, config: GeneratorConfig, gain: float, taps: float) -> dict[str, Tensor]:
+    """Our tensors, float32.
+
+    gain: what the graph multiplies its activations by. taps: what the encoder's kernels are divided by.
+    """
     tensors: dict[str, Array | None] = {
         "constant": next(c for c in parts.constants if c.shape[1] == config.width(4)),
     }
@@ -469,7 +478,8 @@ def _assemble(parts: Parts, config: GeneratorConfig, gain: float) -> dict[str, T
     active["to_latent"] = parts.products[0]
     active |= {f"mapping.{i}": parts.products[i + 1] for i in range(config.n_mlp)}
     for name, linear in active.items():
-        tensors[f"{name}.weight"] = linear.weight * np.float32(gain)
+        filtered = linear.weight.shape[2:] == (3, 3)
+        tensors[f"{name}.weight"] = linear.weight * np.float32(gain * (taps if filtered else 1))
         tensors[f"{name}.bias"] = None if linear.bias is None else linear.bias * np.float32(gain)
     styles = _styles(parts, config)
     tensors["styles.weight"] = np.concatenate([style.weight for style in styles])
@@ -485,22 +495,24 @@ def _assemble(parts: Parts, config: GeneratorConfig, gain: float) -> dict[str, T
     return {name: torch.from_numpy(np.array(value, np.float32, order="C")) for name, value in sorted(tensors.items())}
 
 
-def _difference(content: bytes, graph: Any, config: GeneratorConfig, tensors: dict[str, Tensor]) -> float:
-    """Largest difference between the graph's picture and ours for one input, relative to its largest value."""
-    metadata = WeightsMetadata(config, Provenance(source_name="", source_sha256=""))
-    size = config.input_size
-    image = np.random.default_rng(0).uniform(-1, 1, (1, 3, size, size)).astype(np.float32)
-    with torch.no_grad():
-        ours = build_generator(metadata, tensors)(torch.from_numpy(image)).numpy()
+def _picture(content: bytes, image: Array) -> Array:
+    """What a graph makes of a picture [1, 3, S, S]."""
     session = _session(content)
-    kind = np.float16 if session.get_inputs()[0].type == "tensor(float16)" else np.float32
-    batch = session.get_inputs()[0].shape[0]
-    fed = np.repeat(image, batch if isinstance(batch, int) else 1, axis=0).astype(kind)
+    entry = session.get_inputs()[0]
+    kind = np.float16 if entry.type == "tensor(float16)" else np.float32
+    batch = entry.shape[0] if isinstance(entry.shape[0], int) else 1
     try:
-        (theirs,) = session.run(None, {session.get_inputs()[0].name: fed})
+        (output,) = session.run(None, {entry.name: np.repeat(image, batch, axis=0).astype(kind)})
     except Exception as error:  # onnxruntime's exceptions share no narrower base
         raise CheckpointError(f"onnxruntime can't run it: {_first_line(error)}") from None
-    theirs = theirs[:1].astype(np.float32)
-    if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+    return _as_float(output)[:1]
+
+
+def _difference(config: GeneratorConfig, tensors: dict[str, Tensor], image: Array, expected: Array) -> float:
+    """Largest difference between our picture and the expected one, relative to the largest value of that."""
+    metadata = WeightsMetadata(config, Provenance(source_name="", source_sha256=""))
+    with torch.no_grad():
+        ours = build_generator(metadata, tensors)(torch.from_numpy(image)).numpy()
+    if expected.shape != ours.shape or not np.isfinite(expected).all():
         return math.inf
-    return float(np.abs(ours - theirs).max() / max(float(np.abs(theirs).max()), 1e-12))
+    return float(np.abs(ours - expected).max() / max(float(np.abs(expected).max()), 1e-12))
