@@ -64,7 +64,7 @@ def test_the_commands_work(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     torch.save({"params_ema": far_sighted(2, blocks=1)}, "realesrnet_x2.pth")
     load = Restorer.load.__func__  # type: ignore[attr-defined]
 
-    def without_detector(cls: type[Restorer], weights: str, detector: object, **options: object) -> Restorer:
+    def without_detector(cls: type[Restorer], /, weights: str, detector: object, **options: object) -> Restorer:
         restorer = load(cls, weights, None, **options)
         restorer.detector = FixedDetector([face_at(32, 32, 30)])
         return restorer  # type: ignore[no-any-return]
