@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpen_convert.generator import convert_generator
-from gpen_core.cli import run_command
+from gpen_core.cli import DETECT_SIZE, run_command
 from gpen_core.config import ARCFACE_128_TEMPLATE, FFHQ_TEMPLATE, GPEN_TEMPLATE
+from gpen_core.detect import LONG_SIDE
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.parse import Parser, load_parser
 from gpen_core.restorer import Options, Restorer
@@ -218,3 +219,7 @@ def test_wrong_settings_are_one_line(
     found, errors = command(capsys, *options)
     assert (found, errors.count("\n")) == (code, 1)
     assert words in errors
+
+
+def test_the_detection_size_is_the_detectors_own() -> None:
+    assert DETECT_SIZE == LONG_SIDE
