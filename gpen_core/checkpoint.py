@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import WeightsMetadata, levels
+from gpen_core.config import GPEN_TEMPLATE, WeightsMetadata, levels, template_name
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -86,7 +86,8 @@ def describe(metadata: WeightsMetadata) -> list[str]:
     others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
     lines = [
         f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
-        f"values {config.value_range[0]:g}..{config.value_range[1]:g}",
+        f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
+        + ("" if config.template == GPEN_TEMPLATE else f", {template_name(config.template)} crops"),
         f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
         f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
         f"features {'concatenated' if config.concat else 'added'}",

@@ -31,7 +31,8 @@ weights_app = typer.Typer(help="The weights this machine has, and how to get mor
 app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
-DEFAULT_DETECTOR = "centerface"
+DEFAULT_DETECTOR = "auto"
+DEFAULT_PARSER = "ParseNet-latest"
 WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
@@ -50,7 +51,9 @@ def enhance(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
@@ -87,6 +90,15 @@ def enhance(
     rotate: Annotated[
         str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
     ] = "off",
+    detect_size: Annotated[
+        int,
+        typer.Option(help="Look for faces at so many pixels on the longer side.", min=32, rich_help_panel=WHICH),
+    ] = 1280,
+    detector_device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=WHICH)] = "cpu",
+    template: Annotated[
+        str | None,
+        typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says."),
+    ] = None,
     aligned: Annotated[
         bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
     ] = False,
@@ -115,6 +127,14 @@ def enhance(
         typer.Option(
             help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
         ),
+    ] = None,
+    mask: Annotated[
+        str,
+        typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH),
+    ] = "box",
+    parser: Annotated[
+        str | None,
+        typer.Option(help=f"For --mask parse: a path or a name. Default: {DEFAULT_PARSER}.", rich_help_panel=FINISH),
     ] = None,
     match_colour: Annotated[
         bool,
@@ -180,13 +200,30 @@ def enhance(
         stride=stride,
         long_side=long_side,
         upscale=upscale,
+        mask=mask,  # type: ignore[arg-type]
         match_color=match_colour,
         sharpen=sharpen,
         grain=grain,
         keep_crops=save_faces is not None,
     )
+    if parser is not None and mask != "parse":
+        raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
+    parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
-    networks = Networks(weights, detector, upscaler, device, precision, compile, batch, preset)
+    networks = Networks(
+        weights,
+        detector,
+        upscaler,
+        device,
+        precision,
+        compile,
+        batch,
+        preset,
+        parser=parsing,
+        template=template,
+        detect_size=detect_size,
+        detector_device=detector_device,
+    )
     _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
 
 
@@ -283,6 +320,10 @@ class Networks:
     compile: bool | None = None
     batch: int | None = None
     preset: str | None = None
+    parser: str | None = None
+    template: str | None = None
+    detect_size: int = 1280
+    detector_device: str = "cpu"
 
     def preset_applied(self) -> Networks:
         """With the preset's values where nothing else was said."""
@@ -333,6 +374,10 @@ def _process(
             compile=bool(use.compile),
             max_batch=use.batch,
             upscaler=use.upscaler,
+            parser=use.parser,
+            template=use.template,
+            detect_size=use.detect_size,
+            detector_device=use.detector_device,
         )
         require_task(restorer, kind)
         return restorer
@@ -340,7 +385,8 @@ def _process(
     def settings() -> str:
         found = None if options.whole else _detector(use.detector)
         said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
-        return _settings(use.weights, found, use.upscaler, **said)
+        said |= {"template": use.template, "detect_size": use.detect_size}
+        return _settings(use.weights, found, use.upscaler, use.parser, **said)
 
     recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
     with (
@@ -375,7 +421,9 @@ def doctor(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
 ) -> None:
     """Tell what this machine has, what is missing, and the cure for each.
 
@@ -394,7 +442,12 @@ def doctor(
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).", readable=False)
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="An original checkpoint (.pth, .pt), or a GPEN generator as .onnx.",
+            readable=False,
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -408,6 +461,9 @@ def convert(
         str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
     ] = None,
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
+    template: Annotated[
+        str, typer.Option(help="Crops that the weights were trained on: gpen, ffhq or arcface128.")
+    ] = "gpen",
     size: Annotated[
         int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
     ] = None,
@@ -421,7 +477,8 @@ def convert(
 ) -> None:
     """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
-    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
+    generator that somebody exported as ONNX becomes safetensors again.
     """
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
@@ -434,7 +491,9 @@ def convert(
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    lines = convert_checkpoint(
+        source, output, key=key, dtype=dtype, task=task, licence=licence, template=template, claims=claims
+    )
     for line in lines:
         _say(line)
 
@@ -567,29 +626,32 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _settings(weights: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
+def _settings(
+    weights: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
+) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    names = {"weights": weights, "detector": detector, "upscaler": upscaler}
+    names = {"weights": weights, "detector": detector, "upscaler": upscaler, "parser": parser}
     files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
     return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:
-    """The detector's path; the default one is fetched when it is not here."""
+    """The detector's path; centerface is fetched when it is not here."""
     from gpen_core.errors import MissingWeightsError
-    from gpen_weights import pull, resolve
+    from gpen_weights import default_detector, pull, resolve
 
+    meant = default_detector() if name == "auto" else name
     try:
-        return resolve(name)
+        return resolve(meant)
     except MissingWeightsError:
-        if name != DEFAULT_DETECTOR:
+        if meant != "centerface":
             raise
     # One line in the end, whichever way it goes.
     told: list[str] = []
-    path = pull(name, notify=told.append)
+    path = pull(meant, notify=told.append)
     _complain(f"gpen-core: no detector was here; {'; '.join(told)}")
     return path
 

@@ -139,6 +139,12 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
         "--precision",
         "fp32",
         "--compile",
+        "--template",
+        "ffhq",
+        "--detect-size",
+        "640",
+        "--detector-device",
+        "cuda",
     ]
     assert run_command(["enhance", "photo.png", *arguments]) == 0
     assert stub == [
@@ -150,6 +156,10 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "compile": True,
             "max_batch": None,
             "upscaler": None,
+            "parser": None,
+            "template": "ffhq",
+            "detect_size": 640,
+            "detector_device": "cuda",
         }
     ]
 

@@ -17,10 +17,10 @@ import gpen_core
 LAYERS = (
     ("errors", "types"),
     ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
-    ("align", "finish", "blend", "tiling"),
+    ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),
-    ("model", "detect"),
+    ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
     ("runtime",),
     ("find", "restorer", "tasks"),
