@@ -25,11 +25,10 @@ def activate(x: Tensor, bias: Tensor) -> Tensor:
 
 def upfirdn(x: Tensor, kernel: Tensor, up: int, pad: tuple[int, int]) -> Tensor:
     """Insert up - 1 zeros after each sample, pad, and correlate each channel with the (symmetric) kernel."""
-    b, c, h, w = x.shape
+    # Plain numbers, also while an exporter traces.
+    b, c, h, w = map(int, x.shape)
     if up > 1:
-        zeros = x.new_zeros(b, c, h, up, w, up)
-        zeros[:, :, :, 0, :, 0] = x
-        x = zeros.view(b, c, h * up, w * up)
+        x = F.pad(x.view(b, c, h, 1, w, 1), (0, up - 1, 0, 0, 0, up - 1)).view(b, c, h * up, w * up)
     x = F.pad(x, (pad[0], pad[1], pad[0], pad[1]))
     return F.conv2d(x, kernel.expand(c, 1, 4, 4), groups=c)
 
@@ -85,13 +84,13 @@ class Original:
         weight = weight / math.sqrt(weight[0, 0].numel()) * style[:, None, :, None, None]
         if demodulate:
             weight = weight * torch.rsqrt(weight.float().square().sum((2, 3, 4), keepdim=True) + 1e-8).to(x.dtype)
-        b, o, i, k, _ = weight.shape
-        h, wide = x.shape[-2:]
+        b, o, i, k, _ = map(int, weight.shape)
+        h, wide = map(int, x.shape[-2:])
         x = x.reshape(1, b * i, h, wide)
         if up:
             weight = weight.transpose(1, 2).reshape(b * i, o, k, k)
             x = F.conv_transpose2d(x, weight, stride=2, groups=b)
-            return upfirdn(x.view(b, o, *x.shape[-2:]), 4 * self.kernel, 1, (1, 1))
+            return upfirdn(x.view(b, o, 2 * h + 1, 2 * wide + 1), 4 * self.kernel, 1, (1, 1))
         x = F.conv2d(x, weight.reshape(b * o, i, k, k), padding=k // 2, groups=b)
         return x.view(b, o, h, wide)
 

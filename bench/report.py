@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.cases import NETWORKS
+
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -42,8 +44,14 @@ def factor(slow: float | None, fast: float | None) -> str:
     return "-" if slow is None or fast is None else f"{slow / fast:.1f}x"
 
 
+def step(row: Row) -> tuple[int, int]:
+    """Order of the waterfall: from the original to the kernels, full precision first."""
+    case = row["case"]
+    return list(NETWORKS).index(case["network"]), ["fp32", "tf32", "bf16", "fp16"].index(case["precision"])
+
+
 def waterfall(results: Path = RESULTS) -> str:
-    rows = [row for row in load("h200", results) if row["case"]["size"] == 512]
+    rows = sorted((row for row in load("h200", results) if row["case"]["size"] == 512), key=step)
     start = next(row for row in rows if row["case"]["network"] == "original")
     lines = [
         [

@@ -16,14 +16,13 @@ from typing import Any
 from bench.cases import SUITES, Case
 
 
-def run_case(case: Case, timeout: float) -> dict[str, Any]:
-    """The row of a case, or what kept it from having one. Compilers start with empty caches."""
-    with tempfile.TemporaryDirectory() as cache:
-        row = run_process(case, timeout, cache)
-        if case.warm and "error" not in row:
-            again = run_process(replace(case, batches=case.batches[:1], fidelity=False), timeout, cache)
-            first = again.get("batches", {}).get(str(case.batches[0]), {}).get("first_s")
-            row["warm"] = {"first_s": first, "process_s": again.get("process_s")}
+def run_case(case: Case, timeout: float, cache: str) -> dict[str, Any]:
+    """The row of a case, or what kept it from having one."""
+    row = run_process(case, timeout, cache)
+    if case.warm and "error" not in row:
+        again = run_process(replace(case, batches=case.batches[:1], fidelity=False), timeout, cache)
+        first = again.get("batches", {}).get(str(case.batches[0]), {}).get("first_s")
+        row["warm"] = {"first_s": first, "process_s": again.get("process_s")}
     return row
 
 
@@ -54,14 +53,15 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one case")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else None
+    cases = [case for case in SUITES[arguments.suite] if wanted is None or case.network in wanted]
     rows = []
-    for case in SUITES[arguments.suite]:
-        if wanted is not None and case.network not in wanted:
-            continue
-        rows.append(run_case(case, arguments.timeout))
-        print(json.dumps(rows[-1]), flush=True)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps({"suite": arguments.suite, "rows": rows}, indent=1) + "\n")
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    # Compilers start with empty caches, and keep them for the later cases.
+    with tempfile.TemporaryDirectory() as cache:
+        for case in cases:
+            rows.append(run_case(case, arguments.timeout, cache))
+            print(json.dumps(rows[-1]), flush=True)
+            arguments.output.write_text(json.dumps({"suite": arguments.suite, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

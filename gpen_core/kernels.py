@@ -8,7 +8,7 @@ computed here, in another order of passes:
   never written;
 - FIR filters march down the rows: four loads for each sample instead of sixteen, the vertical part in registers;
 - features are kept as their convolution left them, and activated where they are read;
-- small transposed convolutions are one matrix product and a pass that adds up its nine parts;
+- convolutions of the smallest maps are matrix products, which split a long sum where cuDNN doesn't;
 - the latent, the styles and the demodulation of all layers are matrix-vector products with float32 sums over weights
   stored in 16 bits.
 
@@ -32,8 +32,8 @@ from gpen_core.ops import EPSILON, SLOPE
 ROWS = 16
 """Output channels that one program of `demodulation_kernel` handles."""
 
-SMALL = 2048
-"""Input pixels up to which a transposed convolution is faster as one matrix product (H200, 4 to 32 px)."""
+SMALL, TINY_MAP = 2048, 256
+"""Pixels up to which a transposed convolution, and a convolution, are faster as one matrix product (H200)."""
 
 LEAK = tl.constexpr(SLOPE)
 TINY = tl.constexpr(EPSILON)
@@ -120,6 +120,23 @@ def scatter_kernel(x, y, height, width, out_height, out_width, channels, BP: tl.
 
 
 @triton.jit
+def gather_kernel(
+    x, out, height, width, out_width, pixels, channels,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """The nine samples under a 3x3 kernel, side by side: [B, H, W, C] -> [B OH OW, 9 C]."""
+    m = tl.program_id(0)
+    tap = tl.program_id(1)
+    c = tl.program_id(2) * BC + tl.arange(0, BC)
+    b = m // pixels
+    row = (m % pixels) // out_width * STRIDE + tap // 3 - PAD
+    column = m % out_width * STRIDE + tap % 3 - PAD
+    good = (c < channels) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    value = tl.load(x + ((b * height + row) * width + column) * channels + c, mask=good, other=0)
+    tl.store(out + (m * 9 + tap) * channels + c, value, mask=c < channels)
+
+
+@triton.jit
 def colour_kernel(
     image, batch_stride, channel_stride, stride_y, stride_x, w, bias, out, height, width, channels,
     BP: tl.constexpr, BC: tl.constexpr,
@@ -170,18 +187,19 @@ def blur_kernel(
     pre = tl.zeros((1, BC), tl.float32)
     if RAW:
         pre += tl.load(bias + c, mask=real, other=0)[None, :]
+    # Zeros for each: names that share a tensor before a loop are not carried through it.
     p0 = tl.zeros((TX, BC), tl.float32)
-    p1 = p0
-    p2 = p0
-    p3 = p0
-    q0 = p0
-    q1 = p0
-    q2 = p0
-    q3 = p0
-    r0 = p0
-    r1 = p0
-    r2 = p0
-    r3 = p0
+    p1 = tl.zeros((TX, BC), tl.float32)
+    p2 = tl.zeros((TX, BC), tl.float32)
+    p3 = tl.zeros((TX, BC), tl.float32)
+    q0 = tl.zeros((TX, BC), tl.float32)
+    q1 = tl.zeros((TX, BC), tl.float32)
+    q2 = tl.zeros((TX, BC), tl.float32)
+    q3 = tl.zeros((TX, BC), tl.float32)
+    r0 = tl.zeros((TX, BC), tl.float32)
+    r1 = tl.zeros((TX, BC), tl.float32)
+    r2 = tl.zeros((TX, BC), tl.float32)
+    r3 = tl.zeros((TX, BC), tl.float32)
     for j in range(TY + 3):
         row = top + j - 2
         a0 = sample(x, row, column - 2, height, width, channels, c, real, pre, RAW)
@@ -246,9 +264,10 @@ def up_kernel(
     pre = tl.zeros((1, BC), tl.float32)
     if RAW:
         pre += tl.load(features_bias + c, mask=real, other=0)[None, :]
+    # Zeros for each: names that share a tensor before a loop are not carried through it.
     h0 = tl.zeros((TX, BC), tl.float32)
-    h1 = h0
-    h2 = h0
+    h1 = tl.zeros((TX, BC), tl.float32)
+    h2 = tl.zeros((TX, BC), tl.float32)
     for j in tl.range(0, TY + 3, loop_unroll_factor=UNROLL):
         row = top + j - 1
         a0 = sample(x, row, column - 1, height + 1, width + 1, channels, c, real, b1, False)
@@ -277,12 +296,11 @@ def merge_kernel(
     x, out, rgb, skip, height, width, channels, gain, gain_row, bias, scale, scale_row,
     features, batch_stride, features_bias, features_gain, w_rgb, b_rgb, s_rgb, s_rgb_row,
     RAW: tl.constexpr, STORE: tl.constexpr, SKIP: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """A styled layer's output after its convolution x, scaled for the next convolution (STORE), and the picture so far.
 
     rgb[b, k, y, x] = sum_c w_rgb[k, c] s_rgb[b, c] layer[b, y, x, c] + b_rgb[k] + upsample2(skip)[b, k, y, x].
-    A program handles TILES times BP pixels with the vectors it has loaded.
     """
     b = tl.program_id(1).to(tl.int64)
     c = tl.arange(0, BC)
@@ -313,31 +331,30 @@ def merge_kernel(
     green2 = tl.load(w_rgb + 3 * channels + c, mask=real, other=0)[None, :] * r2
     blue1 = tl.load(w_rgb + 4 * channels + c, mask=real, other=0)[None, :] * r1
     blue2 = tl.load(w_rgb + 5 * channels + c, mask=real, other=0)[None, :] * r2
-    for tile in range(TILES):
-        p = (tl.program_id(0) * TILES + tile) * BP + tl.arange(0, BP)
-        good = p < height * width
-        inside = good[:, None] & real[None, :]
-        here = p[:, None] * channels + c[None, :]
-        v = tl.load(x + here, mask=inside, other=0).to(tl.float32)
-        f = tl.load(features + here, mask=inside, other=0).to(tl.float32)
-        v = leaky(v * g + b1)
-        if RAW:
-            f = leaky(f + pre)
-        f = leaky(f * features_gain + b2)
-        if STORE:
-            target = out + p[:, None] * (2 * channels) + c[None, :]
-            tl.store(target, (v * s1).to(out.dtype.element_ty), mask=inside)
-            tl.store(target + channels, (f * s2).to(out.dtype.element_ty), mask=inside)
-        red = tl.sum(v * red1 + f * red2, 1) + tl.load(b_rgb)
-        green = tl.sum(v * green1 + f * green2, 1) + tl.load(b_rgb + 1)
-        blue = tl.sum(v * blue1 + f * blue2, 1) + tl.load(b_rgb + 2)
-        if SKIP:
-            red += enlarged(skip, p, good, width, half_height, half_width)
-            green += enlarged(skip + half_height * half_width, p, good, width, half_height, half_width)
-            blue += enlarged(skip + 2 * half_height * half_width, p, good, width, half_height, half_width)
-        tl.store(rgb + p, red, mask=good)
-        tl.store(rgb + height * width + p, green, mask=good)
-        tl.store(rgb + 2 * height * width + p, blue, mask=good)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    good = p < height * width
+    inside = good[:, None] & real[None, :]
+    here = p[:, None] * channels + c[None, :]
+    v = tl.load(x + here, mask=inside, other=0).to(tl.float32)
+    f = tl.load(features + here, mask=inside, other=0).to(tl.float32)
+    v = leaky(v * g + b1)
+    if RAW:
+        f = leaky(f + pre)
+    f = leaky(f * features_gain + b2)
+    if STORE:
+        target = out + p[:, None] * (2 * channels) + c[None, :]
+        tl.store(target, (v * s1).to(out.dtype.element_ty), mask=inside)
+        tl.store(target + channels, (f * s2).to(out.dtype.element_ty), mask=inside)
+    red = tl.sum(v * red1 + f * red2, 1) + tl.load(b_rgb)
+    green = tl.sum(v * green1 + f * green2, 1) + tl.load(b_rgb + 1)
+    blue = tl.sum(v * blue1 + f * blue2, 1) + tl.load(b_rgb + 2)
+    if SKIP:
+        red += enlarged(skip, p, good, width, half_height, half_width)
+        green += enlarged(skip + half_height * half_width, p, good, width, half_height, half_width)
+        blue += enlarged(skip + 2 * half_height * half_width, p, good, width, half_height, half_width)
+    tl.store(rgb + p, red, mask=good)
+    tl.store(rgb + height * width + p, green, mask=good)
+    tl.store(rgb + 2 * height * width + p, blue, mask=good)
 
 
 @triton.jit
@@ -452,13 +469,15 @@ class FusedGenerator:
         styles, gains = self.modulation(features[4])
         maps = list(noise)
         x = (self.constant * styles[:, None, None, self.slots["layers.0"]]).to(self.dtype)
-        x = nhwc(F.conv2d(nchw(x), self.layers[0][0], padding=1))
+        x = self._convolve(x, self.layers[0][0], stride=1, padding=1)
         x, rgb = self._merge(x, 0, features.pop(4), styles, gains, None)
         for i, r in enumerate(config.decoder_levels[1:], start=1):
             # Each level's features are read for the last time here, and their memory is free again.
             first, second = (features[r], features.pop(r)) if r in features else (maps.pop(0), maps.pop(0))
-            x = self._up(self._double(x, self.layers[2 * i - 1][0]), i, first, styles, gains)
-            x = nhwc(F.conv2d(nchw(x), self.layers[2 * i][0], padding=1))
+            # One name, so that no map outlives its last reader.
+            x = self._double(x, self.layers[2 * i - 1][0])
+            x = self._up(x, i, first, styles, gains)
+            x = self._convolve(x, self.layers[2 * i][0], stride=1, padding=1)
             x, rgb = self._merge(x, i, second, styles, gains, rgb)
             del first, second
         return rgb
@@ -476,7 +495,7 @@ class FusedGenerator:
         for weight, bias in self.encoder:
             blurred = self._blur(features[resolution])
             resolution //= 2
-            features[resolution] = Features(nhwc(F.conv2d(nchw(blurred), weight, stride=2)), bias)
+            features[resolution] = Features(self._convolve(blurred, weight, stride=2, padding=0), bias)
         return features
 
     def modulation(self, deepest: Features) -> tuple[Tensor, Tensor]:
@@ -498,6 +517,20 @@ class FusedGenerator:
         grid, tile = blur_tile(b, h + 1, w + 1, c)
         blur_kernel[grid](features.values, features.bias, out, h, w, c, RAW=features.raw, **tile)
         return out
+
+    def _convolve(self, x: Tensor, weight: Tensor, *, stride: int, padding: int) -> Tensor:
+        """A 3x3 convolution of channels-last maps; as one matrix product where they are tiny."""
+        b, h, w, c = x.shape
+        height, width = ((size + 2 * padding - 3) // stride + 1 for size in (h, w))
+        if b * height * width > TINY_MAP:
+            return nhwc(F.conv2d(nchw(x), weight, stride=stride, padding=padding))
+        samples = x.new_empty((b * height * width, 9 * c))
+        bc = min(triton.next_power_of_2(c), 1024)
+        gather_kernel[(len(samples), 9, triton.cdiv(c, bc))](
+            x, samples, h, w, width, height * width, c, STRIDE=stride, PAD=padding, BC=bc
+        )
+        # Channels-last weights are [O, 3, 3, I] in memory.
+        return (samples @ nhwc(weight).reshape(len(weight), -1).T).view(b, height, width, -1)
 
     def _double(self, x: Tensor, weight: Tensor) -> Tensor:
         """The transposed convolution; as one matrix product where it is small: [B, h, w, I] -> [B, 2h+1, 2w+1, O]."""
@@ -584,10 +617,15 @@ def up_tile(batch: int, height: int, width: int, channels: int) -> Tile:
 
 def merge_tile(batch: int, pixels: int, channels: int) -> Tile:
     bc = triton.next_power_of_2(channels)
-    large = batch * pixels * bc >= 1 << 20
-    bp, tiles, warps = (max(1, 2048 // bc), 8, 4) if large else (max(1, 1024 // bc), 1, 4)
-    grid = (triton.cdiv(pixels, bp * tiles), batch)
-    return grid, {"BP": bp, "BC": bc, "TILES": tiles, "num_warps": warps}
+    if bc <= 64:
+        bp, warps = 4096 // bc, 2
+    elif bc <= 128:
+        bp, warps = 16, 4
+    elif bc <= 256 or batch * pixels >= 16384:
+        bp, warps = 8, 2
+    else:
+        bp, warps = (16, 4) if batch * pixels >= 4096 else (1, 4)
+    return (triton.cdiv(pixels, bp), batch), {"BP": bp, "BC": bc, "num_warps": warps}
 
 
 def nchw(x: Tensor) -> Tensor:
