@@ -39,5 +39,5 @@ def _draw(key: str, shape: tuple[int, ...], generator: torch.Generator) -> Tenso
 
 def random_generator(config: GeneratorConfig, seed: int = 0) -> Generator:
     """A generator in float32 on the CPU."""
-    metadata = WeightsMetadata(config, Provenance("random", "", "", "CC0-1.0", ""))
+    metadata = WeightsMetadata(config, Provenance("random", "", licence="CC0-1.0"))
     return build_generator(metadata, fold(config, legacy_tensors(config, seed), torch.float32))

@@ -91,7 +91,7 @@ def fidelity(results: Path = RESULTS) -> str:
                     continue
                 numbers = [f"{found['psnr_db']:.1f}", f"{found['ssim']:.5f}", f"{found['ciede2000']:.4f}"]
                 lines.append([*cells, f"{found['max_abs']:.5f}", *numbers])
-    return table(["device", "network", "input", "max |d|", "PSNR, dB", "SSIM", "mean CIEDE2000"], lines)
+    return table(["device", "network", "input", "max abs. difference", "PSNR, dB", "SSIM", "mean CIEDE2000"], lines)
 
 
 def cpu(results: Path = RESULTS) -> str:
@@ -107,7 +107,10 @@ def cpu(results: Path = RESULTS) -> str:
 def machines(results: Path = RESULTS) -> str:
     lines = []
     for path in sorted(results.glob("*.json")):
-        found = load(path.stem, results)[0]["machine"]
+        content = json.loads(path.read_text())
+        if "suite" not in content:
+            continue
+        found = next(row["machine"] for row in content["rows"] if "machine" in row)
         lines.append(
             [path.name, found.get("gpu", found["cpu"]), found["torch"], found.get("cudnn", "-"), found["threads"]]
         )

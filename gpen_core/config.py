@@ -156,13 +156,32 @@ class GeneratorConfig:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where converted weights come from."""
+    """Where converted weights come from.
+
+    source_name, source_sha256: of the original file. kept: the state dict that was taken ("" for a flat file).
+    others: further generators in it. dropped: everything else in it. filters: how many fixed filter buffers were
+    checked and dropped. tool_version: of gpen-core.
+    """
 
     source_name: str
     source_sha256: str
-    source_key: str
-    licence: str
-    tool_version: str
+    kept: str = ""
+    others: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    filters: int = 0
+    licence: str = "not stated"
+    tool_version: str = ""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Provenance:
+        """Raises CheckpointError if a value is missing, unknown or of a wrong type."""
+        lists = {name: values.get(name) for name in ("others", "dropped")}
+        texts = {f.name: values.get(f.name) for f in fields(cls) if f.type == "str"}
+        sound = set(values) == {f.name for f in fields(cls)}
+        sound = sound and all(isinstance(text, str) for text in texts.values())
+        sound = sound and all(isinstance(v, list) and all(isinstance(t, str) for t in v) for v in lists.values())
+        _require(sound and isinstance(values["filters"], int), "incomplete provenance in the gpen-core metadata")
+        return cls(**{**values, **{name: tuple(v or ()) for name, v in lists.items()}})
 
 
 @dataclass(frozen=True)
@@ -196,10 +215,7 @@ class WeightsMetadata:
         _require(kind == "generator", f"holds a {kind!r}, not a generator")
         config, provenance = content.get("config"), content.get("provenance")
         _require(isinstance(config, dict) and isinstance(provenance, dict), "incomplete gpen-core metadata")
-        names = {f.name for f in fields(Provenance)}
-        _require(set(provenance) == names, "incomplete provenance in the gpen-core metadata")
-        _require(all(isinstance(v, str) for v in provenance.values()), "provenance values must be text")
-        return cls(GeneratorConfig.from_dict(config), Provenance(**provenance))
+        return cls(GeneratorConfig.from_dict(config), Provenance.from_dict(provenance))
 
 
 def _require(condition: bool, message: str) -> None:

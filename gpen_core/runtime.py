@@ -300,7 +300,7 @@ class Compiled:
 
     def _record(self, pixels: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
         entering = pixels.clone()
-        stream = torch.cuda.Stream(pixels.device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(pixels.device)
         stream.wait_stream(torch.cuda.current_stream(pixels.device))
         with torch.cuda.stream(stream):
             # Compilation and the choice of algorithms can't be recorded.

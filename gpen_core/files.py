@@ -1,0 +1,60 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_TEMPORARY = re.compile(r"\.(.{1,40})\.[0-9a-f]{12}\.part", re.DOTALL)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new empty file beside `path`; it takes the name `path` when the block ends, and vanishes if the block fails.
+
+    What was at `path` stays until then, also if the process is killed. Raises OSError as the file system does.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}.part")
+    try:
+        temporary.touch(mode=0o666, exist_ok=False)
+        mode = temporary.stat().st_mode
+        yield temporary
+        # A writer that makes the file anew may choose other permissions.
+        temporary.chmod(mode)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(targets: Iterable[Path]) -> int:
+    """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
+
+    Nobody may be writing one of the targets.
+    """
+    names: dict[Path, set[str]] = {}
+    for target in targets:
+        names.setdefault(target.parent, set()).add(target.name[:40])
+    removed = 0
+    for folder, starts in names.items():
+        with suppress(OSError):
+            for path in folder.iterdir():
+                match = _TEMPORARY.fullmatch(path.name)
+                if match and match[1] in starts:
+                    path.unlink()
+                    removed += 1
+    return removed
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one existing file."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

@@ -1,0 +1,349 @@
+"""The command line as a user types it: outputs, exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from gpen_core.cli import run_command
+from gpen_core.restorer import Restorer
+from tests.legacy import TINY, legacy_state
+from tests.stubs import FixedDetector, config_of, face_at, never_finite, smooth_picture, without_channel_0
+from tests.test_convert import Exploit
+
+PICTURE = smooth_picture(120, 100)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a photo, and weights looked up nowhere else."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path / "home"))
+    save_png(Path("photo.png"), PICTURE)
+    return tmp_path
+
+
+def save_png(path: Path, image: NDArray[np.uint8]) -> None:
+    assert cv2.imwrite(str(path), image[..., ::-1])
+
+
+def load_png(path: Path) -> NDArray[Any]:
+    return np.asarray(cv2.imread(str(path), cv2.IMREAD_UNCHANGED))[..., ::-1]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """`enhance` with a network that removes red from one face; returns what `Restorer.load` was asked for."""
+    calls: list[dict[str, Any]] = []
+
+    def load(cls: type[Restorer], /, weights: object, detector: object, **options: Any) -> Restorer:
+        calls.append({"weights": weights, "detector": detector, **options})
+        return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))
+
+    monkeypatch.setattr(Restorer, "load", classmethod(load))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.cli._settings", lambda *networks, **others: "the same")
+    return calls
+
+
+def one_line(text: str) -> str:
+    assert text.endswith("\n")
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
+    return text
+
+
+# enhance: what is written where.
+
+
+def test_enhance_writes_beside_the_input(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path("photo.png").read_bytes()
+    assert run_command(["enhance", "photo.png"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for part in ("photo.png -> photo_restored.png", "1 face", "cpu fp32", "detect", "restore", "paste"):
+        assert part in one_line(captured.out)
+    restored = load_png(Path("photo_restored.png"))
+    assert restored.shape == PICTURE.shape
+    assert restored[50, 60, 0] == 0
+    assert np.array_equal(restored[:, :20], PICTURE[:, :20])
+    assert Path("photo.png").read_bytes() == before
+    assert sorted(p.name for p in folder.iterdir()) == ["photo.png", "photo_restored.png"]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("out.png", "out.png"),
+        ("out.jpg", "out.jpg"),
+        ("new/deep/out.png", "new/deep/out.png"),
+        ("new", "new/photo.png"),
+        ("new/", "new/photo.png"),
+    ],
+)
+def test_enhance_output(output: str, expected: str, folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "-o", output]) == 0
+    assert (folder / expected).is_file()
+
+
+def test_enhance_many(folder: Path, stub: list[Any]) -> None:
+    Path("älbum one").mkdir()
+    save_png(Path("other.png"), PICTURE)
+    Path("älbum one/PHOTO 2.JPG").write_bytes(cv2.imencode(".jpg", PICTURE)[1].tobytes())
+    Path("älbum one/notes.txt").write_text("no photo")
+    assert run_command(["enhance", "photo.png", "other.png", "älbum one", "-o", "out"]) == 0
+    assert sorted(p.name for p in Path("out").glob("[!.]*")) == ["PHOTO 2.JPG", "other.png", "photo.png"]
+    assert len(stub) == 1
+
+
+def test_enhance_folders_mirror(folder: Path, stub: list[Any]) -> None:
+    Path("in/a/b").mkdir(parents=True)
+    save_png(Path("in/top.png"), PICTURE)
+    save_png(Path("in/a/b/deep.png"), PICTURE)
+    assert run_command(["enhance", "in", "-o", "flat"]) == 0
+    assert run_command(["enhance", "in", "-o", "tree", "--recursive"]) == 0
+    assert [p.name for p in Path("flat").rglob("*.png")] == ["top.png"]
+    assert sorted(str(p.relative_to("tree")) for p in Path("tree").rglob("*.png")) == ["a/b/deep.png", "top.png"]
+
+
+def test_enhance_json(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.jpg").write_text("<html>")
+    assert run_command(["enhance", "photo.png", "bad.jpg", "-o", "out", "--json"]) == 3
+    good, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (good["input"], good["output"]) == ("photo.png", str(Path("out/photo.png")))
+    assert set(good["faces"][0]) == {"box", "landmarks", "score", "status"}
+    assert good["faces"][0]["status"] == "restored"
+    assert len(good["faces"][0]["landmarks"]) == 5
+    assert bad["faces"] == []
+    assert bad["output"] is None
+    assert "bad.jpg" in bad["error"]
+
+
+def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
+    arguments = [
+        "--weights",
+        "w.safetensors",
+        "--detector",
+        "d.onnx",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--compile",
+    ]
+    assert run_command(["enhance", "photo.png", *arguments]) == 0
+    assert stub == [
+        {
+            "weights": "w.safetensors",
+            "detector": "d.onnx",
+            "device": "cpu",
+            "precision": "fp32",
+            "compile": True,
+            "max_batch": None,
+        }
+    ]
+
+
+def test_enhance_aligned_needs_no_detector(folder: Path, stub: list[Any]) -> None:
+    save_png(Path("face.png"), smooth_picture(64, 64))
+    assert run_command(["enhance", "face.png", "--aligned"]) == 0
+    assert stub[0]["detector"] is None
+    assert (load_png(Path("face_restored.png"))[..., 0] == 0).all()
+
+
+def test_enhance_strength_0(folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "--strength", "0"]) == 0
+    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+def test_a_face_that_is_not_finite(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(never_finite, config_of(), FixedDetector([face_at(60, 50, 64)]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert run_command(["enhance", "photo.png"]) == 3
+    assert "1 failed" in capsys.readouterr().out
+    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+# enhance: mistakes.
+
+BAD_PHOTOS = {
+    "absent.jpg": None,
+    "empty.jpg": b"",
+    "page.jpg": b"<!DOCTYPE html><html>",
+    "text.png": b"hello",
+    "cut.jpg": cv2.imencode(".jpg", PICTURE)[1].tobytes()[:900],
+    "weights.jpg": pickle.dumps({"a": 1}),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PHOTOS)
+def test_unreadable_photo(name: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    content = BAD_PHOTOS[name]
+    if content is not None:
+        Path(name).write_bytes(content)
+    assert run_command(["enhance", name, "-o", "out"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert name in one_line(captured.err)
+    assert not Path("out").exists()
+    assert stub == []
+
+
+def test_one_bad_photo_does_not_end_the_run(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in BAD_PHOTOS.items():
+        if content is not None:
+            Path(name).write_bytes(content)
+    save_png(Path("z.png"), PICTURE)
+    names = ["photo.png", *BAD_PHOTOS, "z.png"]
+    assert run_command(["enhance", *names, "-o", "out"]) == 3
+    assert sorted(p.name for p in Path("out").iterdir()) == ["photo.png", "z.png"]
+    *reasons, summary = capsys.readouterr().err.splitlines()
+    assert len(reasons) == len(BAD_PHOTOS)
+    assert f"2 restored, 0 no face, {len(BAD_PHOTOS)} failed, 0 skipped" in summary
+    assert run_command(["enhance", *BAD_PHOTOS, "-o", "none"]) == 4
+
+
+USAGE = {
+    "no input": ["enhance"],
+    "unknown command": ["restore", "photo.png"],
+    "unknown option": ["enhance", "photo.png", "--fast"],
+    "strength": ["enhance", "photo.png", "--strength", "2"],
+    "strength text": ["enhance", "photo.png", "--strength", "much"],
+    "only": ["enhance", "photo.png", "--only", "best"],
+    "min face": ["enhance", "photo.png", "--min-face", "-3"],
+    "over itself": ["enhance", "photo.png", "-o", "photo.png"],
+    "into its folder": ["enhance", "photo.png", "-o", "."],
+    "collision": ["enhance", "photo.png", "sub/photo.png", "-o", "out"],
+    "file for many": ["enhance", "photo.png", "sub/photo.png", "-o", "sub/photo.png"],
+    "dtype": ["convert", "photo.png", "--dtype", "int8"],
+    "task": ["convert", "photo.png", "--task", "magic"],
+    "convert without input": ["convert"],
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sub").mkdir()
+    save_png(Path("sub/photo.png"), PICTURE)
+    before = {p: p.read_bytes() for p in folder.rglob("*.png")}
+    assert run_command(USAGE[case]) == 1
+    assert "gpen-core: " in one_line(capsys.readouterr().err)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "cuda"], "sees no CUDA device"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+        (["--precision", "int4"], "unknown precision 'int4'"),
+        (["--weights", "gpen-bfr-512"], "GPEN-BFR-512"),
+        (["--weights", "absent.safetensors"], "absent.safetensors"),
+        (["--weights", "./photo.png"], "photo.png: not a safetensors file"),
+    ],
+)
+def test_what_this_machine_does_not_have(
+    options: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    save_png(Path("face.png"), smooth_picture(64, 64))
+    assert run_command(["enhance", "face.png", "--aligned", *options]) in (1, 2)
+    assert message in one_line(capsys.readouterr().err)
+    assert not Path("face_restored.png").exists()
+
+
+def test_enhance_never_unpickles(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = folder / "mark"
+    torch.save({**legacy_state(TINY), "extra": Exploit(mark)}, "evil.safetensors")
+    save_png(Path("face.png"), smooth_picture(64, 64))
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a pickle was read")
+
+    for reader in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
+        monkeypatch.setattr(reader, refuse)
+    assert run_command(["enhance", "face.png", "--aligned", "--weights", "evil.safetensors"]) == 2
+    assert "convert it first" in one_line(capsys.readouterr().err)
+    assert not mark.exists()
+
+
+# convert and info.
+
+
+def test_convert_and_info(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"g_ema": legacy_state(TINY), "d": {"x": torch.zeros(1)}}, "old.pth")
+    assert run_command(["convert", "old.pth", "--licence", "CC0-1.0"]) == 0
+    report = capsys.readouterr().out
+    for part in (
+        "16 -> 16 px",
+        "kept g_ema",
+        "dropped d",
+        "filter buffers",
+        "read back and compared",
+        "old.safetensors",
+    ):
+        assert part in report
+    assert run_command(["info", "old.safetensors"]) == 0
+    told = capsys.readouterr().out
+    for part in (
+        "16 -> 16 px",
+        "style_dim 16",
+        "2 mapping layers",
+        "task restoration",
+        "CC0-1.0",
+        "old.pth",
+        "kept g_ema",
+        "dropped d",
+        "tensors, float32",
+        "sha256",
+    ):
+        assert part in told
+
+
+def test_converted_weights_restore(folder: Path) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    save_png(Path("face.png"), smooth_picture(16, 16))
+    assert run_command(["convert", "old.pth", "-o", "new.safetensors"]) == 0
+    assert run_command(["enhance", "face.png", "--aligned", "--weights", "new.safetensors"]) == 0
+    assert load_png(Path("face_restored.png")).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["convert", "absent.pth"], ["info", "absent.safetensors"], ["info", "photo.png"], ["convert", "photo.png"]],
+)
+def test_wrong_files(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == 2
+    assert arguments[1] in one_line(capsys.readouterr().err)
+
+
+def test_contradicting_flag(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    assert run_command(["convert", "old.pth", "--size", "512"]) == 1
+    line = one_line(capsys.readouterr().err)
+    assert "512" in line
+    assert "16" in line
+    assert not Path("old.safetensors").exists()
+
+
+def test_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Restorer, "load", interrupted)
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert run_command(["enhance", "photo.png"]) == 130
+    assert "interrupted" in one_line(capsys.readouterr().err)

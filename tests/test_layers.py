@@ -1,0 +1,94 @@
+"""A file imports only from lower layers, and importing is silent and cheap."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpen_convert
+import gpen_core
+
+# Each group imports only from groups above it; inside a group, only from names further left.
+LAYERS = (
+    ("errors", "types"),
+    ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress", "align", "blend", "tiling"),
+    ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
+    ("image_io", "plan"),
+    ("model", "detect"),
+    ("checkpoint", "rrdb"),
+    ("kernels",),
+    ("runtime",),
+    ("restorer", "tasks"),
+    ("batch", "doctor", "service", "cli"),
+)
+ORDER = [name for group in LAYERS for name in group]
+CORE = Path(gpen_core.__file__).parent
+
+
+def imports(path: Path, package: str) -> set[str]:
+    """Modules of `package` that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parts = node.module.split(".")
+            if parts[0] == package:
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith(f"{package}.")}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(CORE.glob("*.py")), ids=lambda p: p.stem)
+def test_imports_point_down(path: Path) -> None:
+    if path.stem == "__init__":
+        return
+    for name in imports(path, "gpen_core") - {"__version__"}:
+        assert ORDER.index(name) < ORDER.index(path.stem), f"{path.stem} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted(CORE.glob("*.py")), ids=lambda p: p.stem)
+def test_the_runtime_never_imports_the_converter(path: Path) -> None:
+    if path.stem != "cli":
+        assert not imports(path, "gpen_convert")
+
+
+def test_only_the_runtime_knows_about_compilation() -> None:
+    for path in [*CORE.glob("*.py"), *Path(gpen_convert.__file__).parent.glob("*.py")]:
+        if path.stem != "runtime":
+            assert "torch.compile(" not in path.read_text(), path.name
+
+
+def run_python(code: str) -> str:
+    # The packages may be importable through pytest's paths alone.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\n"
+        "from gpen_core.cli import run_command\n"
+        "import contextlib, io\n"
+        "commands = 'enhance', 'doctor', 'convert', 'info', 'weights', 'version'\n"
+        "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()):\n"
+        "        assert run_command(arguments) == 0\n"
+        "heavy = {'torch', 'cv2', 'onnxruntime', 'numpy', 'onnx', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert run_python(code) == ""
+
+
+@pytest.mark.parametrize(
+    "module", ["gpen_core", "gpen_core.runtime", "gpen_core.restorer", "gpen_convert.generator", "gpen_weights"]
+)
+def test_importing_is_silent(module: str) -> None:
+    assert run_python(f"import {module}") == ""

@@ -1,0 +1,18 @@
+"""Weight files: what is published where, which of it is on this machine, and how to get the rest."""
+
+from gpen_weights.download import pull
+from gpen_weights.entries import Entry, GeneratorFacts, catalog, find
+from gpen_weights.lookup import Presence, list_entries, resolve, search_folders, storage_folder
+
+__all__ = [
+    "Entry",
+    "GeneratorFacts",
+    "Presence",
+    "catalog",
+    "find",
+    "list_entries",
+    "pull",
+    "resolve",
+    "search_folders",
+    "storage_folder",
+]
