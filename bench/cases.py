@@ -8,7 +8,7 @@ from typing import Any
 NETWORKS = {
     "original": "original formulation, eager",
     "shared": "shared weights, eager",
-    "inductor": "shared weights, torch.compile and CUDA graphs",
+    "inductor": "shared weights, torch.compile (on a GPU with CUDA graphs)",
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",

@@ -155,7 +155,7 @@ class Runtime:
         step = self._step(self._prepared(self.precision))
         if options.compile:
             compiled: Step = torch.compile(step, fullgraph=True, dynamic=False, backend=self.compiler)
-            step = Compiled(guarded(compiled), self.device, options.cuda_graphs)
+            step = Compiled(guarded(compiled, self.device), self.device, options.cuda_graphs)
         self._run = step
 
     @property
@@ -313,16 +313,20 @@ class Compiled:
         return graph, entering, leaving
 
 
-def guarded(step: Step) -> Step:
-    """A torch.compile'd step with room for every bucket, whose failure to compile is one line."""
+def guarded(step: Step, device: torch.device) -> Step:
+    """A torch.compile'd step with room for every bucket, whose failure to compile is one line.
+
+    On a CPU weights are frozen, which lets the compiler store them as its convolutions want them.
+    """
 
     def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
         from torch._dynamo import config as dynamo
         from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor import config as inductor
 
         limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
         try:
-            with dynamo.patch({limit: COMPILATIONS}):
+            with dynamo.patch({limit: COMPILATIONS}), inductor.patch(freezing=device.type == "cpu"):
                 return step(pixels)
         except TorchDynamoException as error:
             if is_out_of_memory(error):
