@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,29 +16,35 @@ from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
 from gpen_core.progress import bar
 
 if TYPE_CHECKING:
-    from gpen_core.batch import Outcome
-    from gpen_core.restorer import Restorer
+    from gpen_core.batch import Files, Outcome
+    from gpen_core.restorer import Options, Restorer
+    from gpen_core.tasks import Task
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 weights_app = typer.Typer(help="The weights this machine has, and how to get more.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
 DEFAULT_DETECTOR = "centerface"
+WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.", readable=False)],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="A file for one photo, else a folder. Default: beside each input, *_restored."
+            "--output",
+            "-o",
+            help="A file for one photo, else a folder. Default: beside each input, *_restored.",
+            readable=False,
         ),
     ] = None,
     weights: Annotated[
@@ -61,9 +67,79 @@ def enhance(
     strength: Annotated[
         float, typer.Option(help="0 leaves the photo as it is, 1 restores fully; linear between.")
     ] = 1.0,
-    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
-    min_face: Annotated[int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.")] = 0,
-    only: Annotated[str, typer.Option(help="largest: the largest face alone; all: every face.")] = "all",
+    only: Annotated[
+        str, typer.Option(help="largest: the largest face alone; all: every face.", rich_help_panel=WHICH)
+    ] = "all",
+    max_faces: Annotated[
+        int | None, typer.Option(help="Restore at most so many faces, the largest first.", rich_help_panel=WHICH)
+    ] = None,
+    min_face: Annotated[
+        int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.", rich_help_panel=WHICH)
+    ] = 0,
+    box: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,Y,W,H",
+            help="Restore only faces with their middle in this box, in pixels.",
+            rich_help_panel=WHICH,
+        ),
+    ] = None,
+    rotate: Annotated[
+        str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
+    ] = "off",
+    aligned: Annotated[
+        bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
+    ] = False,
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            help="Restore the whole of each photo in tiles of so many pixels: for a face larger than the network's "
+            "input. 512 suits a 512 px network.",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Pixels from tile to tile. Default: half a tile.", rich_help_panel=SIZES),
+    ] = None,
+    long_side: Annotated[
+        int | None,
+        typer.Option(help="Shrink results to so many pixels on the longer side.", rich_help_panel=SIZES),
+    ] = None,
+    upscale: Annotated[
+        int | None,
+        typer.Option(help="Enlarge results 1, 2 or 4 times. Default: 1, or as the up-scaler.", rich_help_panel=SIZES),
+    ] = None,
+    upscaler: Annotated[
+        str | None,
+        typer.Option(
+            help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
+        ),
+    ] = None,
+    match_colour: Annotated[
+        bool,
+        typer.Option(
+            "--match-color", "--match-colour", help="Faces keep the original's colours.", rich_help_panel=FINISH
+        ),
+    ] = False,
+    sharpen: Annotated[float, typer.Option(help="Sharpen faces, 0 to 3.", rich_help_panel=FINISH)] = 0.0,
+    grain: Annotated[
+        float,
+        typer.Option(help="Give faces the original's grain, 0 to 2; 1 is as it was.", rich_help_panel=FINISH),
+    ] = 0.0,
+    save_faces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also write each face: crop, restored, and both side by side.",
+            rich_help_panel=SEE,
+            readable=False,
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also write each photo before and after, *_compare.", rich_help_panel=SEE),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
     skip_existing: Annotated[
         bool,
@@ -73,7 +149,9 @@ def enhance(
     quality: Annotated[
         int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one JSON object for each photo to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write one JSON object for each photo to this file.", readable=False)
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
@@ -86,30 +164,185 @@ def enhance(
     Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
     done, 130 interrupted.
     """
-    from gpen_core.batch import Files, run
-    from gpen_core.plan import plan
-    from gpen_core.presets import find_preset
-    from gpen_core.restorer import Options, Restorer
+    from gpen_core.batch import Files
+    from gpen_core.find import parse_box
+    from gpen_core.restorer import Options
 
-    options = Options(strength=strength, only=only, min_face=min_face, aligned=aligned)  # type: ignore[arg-type]
+    options = Options(
+        strength=strength,
+        only=only,  # type: ignore[arg-type]
+        max_faces=max_faces,
+        min_face=min_face,
+        box=None if box is None else parse_box(box),
+        rotate=rotate,  # type: ignore[arg-type]
+        aligned=aligned,
+        tile=tile,
+        stride=stride,
+        long_side=long_side,
+        upscale=upscale,
+        match_color=match_colour,
+        sharpen=sharpen,
+        grain=grain,
+        keep_crops=save_faces is not None,
+    )
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
-    chosen = None if preset is None else find_preset(_preset(preset, device))
-    if chosen is not None:
-        batch = batch or chosen.max_batch
-        precision = precision or chosen.precision
-        compile = chosen.compile if compile is None else compile
-    precision, compile = precision or "auto", bool(compile)
+    networks = Networks(weights, detector, upscaler, device, precision, compile, batch, preset)
+    _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
+
+
+Photos = Annotated[list[Path], typer.Argument(metavar="IN", help="Pictures, or folders of pictures.", readable=False)]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="A file for one picture, else a folder. Default: beside each input.", readable=False
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+@app.command()
+def colorize(
+    inputs: Photos,
+    output: Output = None,
+    weights: Annotated[str, typer.Option(help="Converted colourisation weights.")] = "GPEN-Colorization-1024",
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    device: Device = "auto",
+    strength: Annotated[float, typer.Option(help="0 leaves the photo as it is, 1 colours fully.")] = 1.0,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
+) -> None:
+    """Give the faces of grey photos colour. The photo's luma is kept where sizes differ."""
+    from gpen_core.batch import Files
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import colorize as task
+
+    options = Options(strength=strength, aligned=aligned)
+    networks = Networks(weights, detector, device=device)
+    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
+
+
+@app.command()
+def inpaint(
+    inputs: Photos,
+    output: Output = None,
+    mask_image: Annotated[
+        Path | None,
+        typer.Option(
+            help="White where the picture is missing. Default: its transparent pixels, or else its pure white ones.",
+            readable=False,
+        ),
+    ] = None,
+    weights: Annotated[str, typer.Option(help="Converted inpainting weights.")] = "GPEN-Inpainting-1024",
+    device: Device = "auto",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each picture.")] = False,
+) -> None:
+    """Fill the holes of aligned, square face crops. All other pixels stay."""
+    from gpen_core.batch import Files
+    from gpen_core.image_io import read
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import inpaint as task
+
+    holes = None if mask_image is None else read(mask_image).rgb8()[..., 0] > 127
+    networks = Networks(weights, DEFAULT_DETECTOR, device=device)
+    options = Options(aligned=True)
+    _process(
+        inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "inpainting", task(holes)
+    )
+
+
+@app.command()
+def seg2face(
+    inputs: Photos,
+    output: Output = None,
+    weights: Annotated[str, typer.Option(help="Converted weights.")] = "GPEN-Seg2face-512",
+    device: Device = "auto",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each picture.")] = False,
+) -> None:
+    """Make faces from square label maps, drawn in the colours that the weights were trained on."""
+    from gpen_core.batch import Files
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import seg2face as task
+
+    networks = Networks(weights, DEFAULT_DETECTOR, device=device)
+    options = Options(aligned=True)
+    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "seg2face", task)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Which networks to use, and how to run them. None leaves a choice to the preset, then to the default."""
+
+    weights: str
+    detector: str
+    upscaler: str | None = None
+    device: str = "auto"
+    precision: str | None = None
+    compile: bool | None = None
+    batch: int | None = None
+    preset: str | None = None
+
+    def preset_applied(self) -> Networks:
+        """With the preset's values where nothing else was said."""
+        from gpen_core.presets import find_preset
+
+        chosen = None if self.preset is None else find_preset(_preset(self.preset, self.device))
+        return replace(
+            self,
+            precision=self.precision or (chosen.precision if chosen else "auto"),
+            compile=self.compile if self.compile is not None else bool(chosen and chosen.compile),
+            batch=self.batch or (chosen.max_batch if chosen else None),
+        )
+
+
+def _process(
+    inputs: list[Path],
+    output: Path | None,
+    recursive: bool,
+    options: Options,
+    files: Files,
+    networks: Networks,
+    save_faces: Path | None,
+    compare: bool,
+    report: Path | None,
+    json_lines: bool,
+    kind: str = "restoration",
+    task: Task | None = None,
+) -> NoReturn:
+    """Do one task to every photo, tell of each, and leave with the exit code. kind: what the weights must be for."""
+    from gpen_core.batch import run
+    from gpen_core.files import is_folder
+    from gpen_core.gallery import open_gallery
+    from gpen_core.plan import plan
+    from gpen_core.restorer import Restorer
+    from gpen_core.tasks import require_task, restore
+
+    use = networks.preset_applied()
     jobs = plan(inputs, output, recursive=recursive, notice=_complain)
+    gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
-        found = None if aligned else _detector(detector)
-        return Restorer.load(weights, found, device=device, precision=precision, compile=compile, max_batch=batch)
+        found = None if options.whole else _detector(use.detector)
+        restorer = Restorer.load(
+            use.weights,
+            found,
+            device=use.device,
+            precision=use.precision or "auto",
+            compile=bool(use.compile),
+            max_batch=use.batch,
+            upscaler=use.upscaler,
+        )
+        require_task(restorer, kind)
+        return restorer
 
     def settings() -> str:
-        found = None if aligned else _detector(detector)
-        return _settings(weights, found, options=asdict(options), precision=precision, quality=quality)
+        found = None if options.whole else _detector(use.detector)
+        said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
+        return _settings(use.weights, found, use.upscaler, **said)
 
-    recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
+    recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
     with (
         _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
         bar(len(jobs)) as advance,
@@ -117,16 +350,17 @@ def enhance(
 
         def tell(outcome: Outcome) -> None:
             write(outcome.record())
-            for line in (*outcome.notes, outcome.error):
-                if line:
-                    _complain(f"gpen-core: {line}" if line is outcome.error else f"{outcome.job.source}: {line}")
+            for line in outcome.notes:
+                _complain(f"{outcome.job.source}: {line}")
+            if outcome.error:
+                _complain(f"gpen-core: {outcome.error}")
             if json_lines:
                 _say_json(outcome.record())
             elif not outcome.error:
                 _say(outcome.line())
             advance()
 
-        summary = run(jobs, load, options, tell, files=files, settings=recorded)
+        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery, task=task or restore)
     if not jobs:
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
     if summary.stopped:
@@ -159,9 +393,12 @@ def doctor(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).")],
+    source: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).", readable=False)
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.")
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.", readable=False),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Which state dict to take, if there are several. Default: g_ema.")
@@ -191,7 +428,7 @@ def convert(
 
     claims = Claims(
         input_size=size,
-        output_size=output_size or size,
+        output_size=size if output_size is None else output_size,
         channel_multiplier=channel_multiplier,
         narrow=narrow,
         style_dim=style_dim,
@@ -203,7 +440,7 @@ def convert(
 
 
 @app.command()
-def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.")]) -> None:
+def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.", readable=False)]) -> None:
     """Tell what a converted file is and where it comes from."""
     from gpen_core.checkpoint import describe_file
 
@@ -236,12 +473,21 @@ def weights_pull(name: Annotated[str, typer.Argument(help="A name from `weights 
     _say(str(pull(name, notify=_complain)))
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
+def _version(wanted: bool) -> None:
     from gpen_core import __version__
 
-    _say(__version__)
+    if wanted:
+        _say(f"gpen-core {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO"""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -321,13 +567,14 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _settings(weights: str, detector: str | Path | None, **others: Any) -> str:
+def _settings(weights: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    found = None if detector is None else fingerprint(resolve(detector))
-    return settings_fingerprint({"weights": fingerprint(resolve(weights)), "detector": found, **others})
+    names = {"weights": weights, "detector": detector, "upscaler": upscaler}
+    files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
+    return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:
@@ -340,17 +587,26 @@ def _detector(name: str) -> str | Path:
     except MissingWeightsError:
         if name != DEFAULT_DETECTOR:
             raise
-    return pull(name, notify=_complain)
+    # One line in the end, whichever way it goes.
+    told: list[str] = []
+    path = pull(name, notify=told.append)
+    _complain(f"gpen-core: no detector was here; {'; '.join(told)}")
+    return path
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _printable(line: str) -> str:
+    """One line whatever a file's name holds: line breaks and control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+
+
 def _say(line: str) -> None:
     try:
         # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
-        typer.echo(line, file=sys.stdout)
+        typer.echo(_printable(line), file=sys.stdout)
     except BrokenPipeError:
         # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
         sys.stdout = None
@@ -363,4 +619,4 @@ def _say_json(record: Any) -> None:
 
 
 def _complain(line: str) -> None:
-    typer.echo(line, file=sys.stderr)
+    typer.echo(_printable(line), file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,12 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def copy(source: Path, target: Path) -> None:
+    """A file's bytes to another name, whole or not at all. Raises OSError."""
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
 def remove_leftovers(targets: Iterable[Path]) -> int:
     """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
 
@@ -52,9 +59,17 @@ def remove_leftovers(targets: Iterable[Path]) -> int:
     return removed
 
 
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; False also for what this user may not look at, and for impossible names."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one existing file."""
     try:
         return one.samefile(other)
-    except OSError:
+    except (OSError, ValueError):
         return False

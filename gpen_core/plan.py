@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpen_core import image_io
 from gpen_core.errors import UsageError
-from gpen_core.files import same_file
+from gpen_core.files import is_folder, same_file
 
 SUFFIX = "_restored"
 
@@ -43,14 +44,17 @@ def plan(
     notice: told what is left out, in one line each.
     Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
     """
-    one_file = len(inputs) == 1 and not inputs[0].is_dir()
-    if output is not None and one_file and not _is_folder(output):
+    if output is not None and not is_folder(output) and output.suffix:
+        if len(inputs) > 1 or is_folder(inputs[0]):
+            raise UsageError(f"{output}: more than one photo needs a folder; make it first if its name has a dot")
+        if output.suffix.lower() not in image_io.WRITABLE:
+            raise UsageError(f"{output}: {output.suffix} can't be written; a folder with a dot must be there already")
         return _checked([Job(inputs[0], output, output.parent)])
-    if output is not None and output.exists() and not output.is_dir():
-        raise UsageError(f"{output}: a folder is needed for more than one photo")
+    if output is not None and _is_other_file(output):
+        raise UsageError(f"{output}: a file, not a folder")
     jobs = []
     for root in inputs:
-        if not root.is_dir():
+        if not is_folder(root):
             jobs.append(_mirrored(root, root.parent, output, named=True))
             continue
         excluded = None if output is None or same_file(root, output) else output
@@ -61,8 +65,11 @@ def plan(
     return _checked(jobs)
 
 
-def _is_folder(output: Path) -> bool:
-    return output.is_dir() or output.suffix.lower() not in image_io.SUFFIXES
+def _is_other_file(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _found(
@@ -79,7 +86,7 @@ def _found(
         # Hidden files are no photos: thumbnails, what macOS leaves beside each photo, and our own unfinished ones.
         if entry.name.startswith("."):
             continue
-        if not entry.is_dir():
+        if not is_folder(entry):
             if _is_photo(entry) and not (excluded is None and _is_result(entry, names)):
                 yield entry, ""
         elif not recursive or (excluded is not None and same_file(entry, excluded)):
@@ -119,12 +126,14 @@ def _mirrored(photo: Path, root: Path, output: Path | None, *, named: bool) -> J
 def _checked(jobs: list[Job]) -> list[Job]:
     readable = [job for job in jobs if not job.problem]
     sources = {identity: job.source for job in readable if (identity := _identity(job.source))}
-    taken: dict[Path, Path] = {}
+    # Folders on the way may not exist yet, and links may lead back: both kinds of comparison are needed.
+    paths = {os.path.realpath(job.source): job.source for job in readable}
+    taken: dict[str, Path] = {}
     for job in readable:
-        target = job.target.absolute()
-        if same_file(job.source, job.target):
+        target = os.path.realpath(job.target)
+        replaced = paths.get(target) or sources.get(_identity(job.target) or (0, 0))
+        if replaced == job.source:
             raise UsageError(f"{job.target}: the output would replace its source; choose another with -o")
-        replaced = sources.get(_identity(job.target) or (0, 0))
         if replaced is not None:
             raise UsageError(f"{job.target}: the output of {job.source} would replace {replaced}, which is a source")
         if target in taken:

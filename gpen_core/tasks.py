@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.photo import Photo, grey_of
-from gpen_core.pixels import grey_of as grey_levels
-from gpen_core.pixels import round_to
+from gpen_core.pixels import luma, round_to
 from gpen_core.restorer import Options, Restored, Restorer
 from gpen_core.types import Canvas
 
@@ -108,7 +107,7 @@ def with_luma_of(grey: Canvas, coloured: Canvas) -> Canvas:
     for top in range(0, grey.shape[0], STRIP_ROWS):
         rows = slice(top, top + STRIP_ROWS)
         colour = coloured[rows].astype(np.float32)
-        moved = colour + (grey[rows] - grey_levels(colour))
+        moved = colour + (grey[rows] - luma(colour)[..., None])
         changed = (coloured[rows] != grey[rows]).any(2)
         np.copyto(result[rows], round_to(moved, grey.dtype), where=changed[..., None])
     return result

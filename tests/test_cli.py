@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from gpen_core import __version__
 from gpen_core.cli import run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
@@ -148,6 +149,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "precision": "fp32",
             "compile": True,
             "max_batch": None,
+            "upscaler": None,
         }
     ]
 
@@ -173,6 +175,169 @@ def test_a_face_that_is_not_finite(
     assert run_command(["enhance", "photo.png"]) == 3
     assert "1 failed" in capsys.readouterr().out
     assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+# enhance: faces, sizes, pictures to look at.
+
+
+def test_enhance_box(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "photo.png", "--box", "50,40,20,20"]) == 0
+    assert capsys.readouterr().err == ""
+    assert load_png(Path("photo_restored.png"))[50, 60, 0] == 0
+    assert run_command(["enhance", "photo.png", "--box", "0,0,20,20"]) == 0
+    assert "no face in the box 0,0,20,20" in one_line(capsys.readouterr().err)
+    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+def test_enhance_hints_at_tilted_heads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(never_finite, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert run_command(["enhance", "photo.png"]) == 0
+    captured = capsys.readouterr()
+    assert "0 faces" in one_line(captured.out)
+    assert "--rotate auto" in one_line(captured.err)
+    assert run_command(["enhance", "photo.png", "--rotate", "auto"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_enhance_sizes(folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "-o", "a.png", "--upscale", "2"]) == 0
+    assert load_png(Path("a.png")).shape == (200, 240, 3)
+    assert run_command(["enhance", "photo.png", "-o", "b.png", "--long-side", "60"]) == 0
+    assert load_png(Path("b.png")).shape == (50, 60, 3)
+    assert [call["upscaler"] for call in stub] == [None, None]
+    assert run_command(["enhance", "photo.png", "-o", "c.png", "--upscaler", "up.safetensors"]) == 0
+    assert stub[2]["upscaler"] == "up.safetensors"
+
+
+def test_enhance_tiles_need_no_detector(folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "--tile", "64", "--stride", "32"]) == 0
+    assert stub[0]["detector"] is None
+    assert (load_png(Path("photo_restored.png"))[..., 0] == 0).all()
+
+
+def test_enhance_compare(folder: Path, stub: list[Any]) -> None:
+    rgba = np.dstack([PICTURE, np.full(PICTURE.shape[:2], 200, np.uint8)])
+    assert cv2.imwrite("clear.png", rgba[..., [2, 1, 0, 3]])
+    assert run_command(["enhance", "photo.png", "clear.png", "-o", "out", "--compare"]) == 0
+    names = {path.name for path in Path("out").iterdir()}
+    assert names == {"photo.png", "photo_compare.png", "clear.png", "clear_compare.png"}
+    for name in ("photo", "clear"):
+        both = load_png(Path(f"out/{name}_compare.png"))
+        assert np.array_equal(both[:, :120], PICTURE)
+        assert np.array_equal(both[:, 120:], load_png(Path("out/photo.png")))
+
+
+def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    save_png(Path("photo_compare.png"), PICTURE[::-1])
+    before = Path("photo_compare.png").read_bytes()
+    assert run_command(["enhance", "photo.png", "photo_compare.png", "-o", "out", "--compare"]) == 1
+    assert "photo_compare.png" in one_line(capsys.readouterr().err)
+    assert not Path("out").exists()
+    assert Path("photo_compare.png").read_bytes() == before
+
+
+def test_enhance_save_faces(folder: Path, stub: list[Any]) -> None:
+    for name in ("a/photo.png", "a/b/photo.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        save_png(Path(name), PICTURE)
+    assert cv2.imwrite("a/photo.jpg", PICTURE)
+    assert run_command(["enhance", "a", "--recursive", "-o", "out", "--save-faces", "faces"]) == 0
+    found = {path.relative_to("faces").as_posix() for path in Path("faces").rglob("*") if path.is_file()}
+    kinds = ("crop", "restored", "both")
+    photos = ("photo.png", "photo.jpg", "b/photo.png")
+    assert found == {f"{photo}_face1_{kind}.png" for photo in photos for kind in kinds}
+    crop, restored, both = (load_png(Path(f"faces/b/photo.png_face1_{kind}.png")) for kind in kinds)
+    assert crop.shape == restored.shape == (64, 64, 3)
+    assert crop[..., 0].max() > 0
+    assert restored[..., 0].max() == 0
+    assert np.array_equal(both, np.hstack([crop, restored]))
+
+
+def test_save_faces_into_a_file(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "photo.png", "--save-faces", "photo.png"]) == 2
+    assert "photo.png" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_a_photo_without_faces_is_copied(
+    suffix: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    source = Path(f"empty{suffix}")
+    assert cv2.imwrite(str(source), PICTURE)
+    assert run_command(["enhance", str(source), "-o", "out"]) == 0
+    assert "0 faces" in one_line(capsys.readouterr().out)
+    assert (Path("out") / source).read_bytes() == source.read_bytes()
+
+
+def test_a_name_with_a_line_break(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a\nb\x1b[31m.jpg").write_text("no photo")
+    assert run_command(["enhance", "a\nb\x1b[31m.jpg"]) == 2
+    assert one_line(capsys.readouterr().err).count("a\\nb\\x1b[31m.jpg") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpen-core {__version__}\n"
+
+
+# Tasks beside restoration.
+
+
+def task_weights(task: str) -> None:
+    torch.save(legacy_state(TINY), f"{task}.pth")
+    assert run_command(["convert", f"{task}.pth", "--task", task]) == 0
+
+
+def test_colorize(folder: Path) -> None:
+    task_weights("colorization")
+    assert cv2.imwrite("grey.png", smooth_picture(40, 40)[..., 0])
+    assert (
+        run_command(["colorize", "grey.png", "-o", "out.png", "--aligned", "--weights", "colorization.safetensors"])
+        == 0
+    )
+    assert load_png(Path("out.png")).shape == (40, 40, 3)
+
+
+def test_inpaint(folder: Path) -> None:
+    task_weights("inpainting")
+    picture = np.minimum(smooth_picture(16, 16), 250)
+    save_png(Path("face.png"), picture)
+    mask = np.zeros((16, 16), np.uint8)
+    mask[4:8] = 255
+    assert cv2.imwrite("mask.png", mask)
+    arguments = ["inpaint", "face.png", "-o", "out.png", "--weights", "inpainting.safetensors"]
+    assert run_command([*arguments, "--mask-image", "mask.png"]) == 0
+    result = load_png(Path("out.png"))
+    assert np.array_equal(result[mask == 0], picture[mask == 0])
+    assert not np.array_equal(result, picture)
+
+
+def test_seg2face(folder: Path) -> None:
+    task_weights("seg2face")
+    save_png(Path("labels.png"), smooth_picture(32, 32))
+    assert run_command(["seg2face", "labels.png", "-o", "out.png", "--weights", "seg2face.safetensors"]) == 0
+    assert load_png(Path("out.png")).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "right"), [("enhance", "colorize"), ("inpaint", "colorize"), ("seg2face", "colorize")]
+)
+def test_a_wrong_task_names_the_right_command(
+    command: str, right: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task_weights("colorization")
+    capsys.readouterr()
+    save_png(Path("face.png"), smooth_picture(16, 16))
+    aligned = ["--aligned"] if command == "enhance" else []
+    assert run_command([command, "face.png", "--weights", "colorization.safetensors", *aligned]) == 1
+    assert f"use gpen-core {right}" in one_line(capsys.readouterr().err)
 
 
 # enhance: mistakes.
@@ -222,8 +387,25 @@ USAGE = {
     "strength text": ["enhance", "photo.png", "--strength", "much"],
     "only": ["enhance", "photo.png", "--only", "best"],
     "min face": ["enhance", "photo.png", "--min-face", "-3"],
+    "box": ["enhance", "photo.png", "--box", "1,2,3"],
+    "box text": ["enhance", "photo.png", "--box", "the left one"],
+    "empty box": ["enhance", "photo.png", "--box", "1,2,0,5"],
+    "max faces": ["enhance", "photo.png", "--max-faces", "0"],
+    "rotate": ["enhance", "photo.png", "--rotate", "45"],
+    "upscale": ["enhance", "photo.png", "--upscale", "3"],
+    "long side": ["enhance", "photo.png", "--long-side", "-5"],
+    "tile": ["enhance", "photo.png", "--tile", "0"],
+    "stride": ["enhance", "photo.png", "--stride", "256"],
+    "wide stride": ["enhance", "photo.png", "--tile", "64", "--stride", "65"],
+    "sharpen": ["enhance", "photo.png", "--sharpen", "nan"],
+    "grain": ["enhance", "photo.png", "--grain", "-1"],
+    "box of aligned": ["enhance", "photo.png", "--aligned", "--box", "1,2,3,4"],
     "over itself": ["enhance", "photo.png", "-o", "photo.png"],
     "into its folder": ["enhance", "photo.png", "-o", "."],
+    "over itself by another way": ["enhance", "photo.png", "-o", "not-yet/../photo.png"],
+    "over another source": ["enhance", "photo.png", "sub/../photo.png", "sub/photo.png", "-o", "."],
+    "unknown suffix": ["enhance", "photo.png", "-o", "out.txt"],
+    "output size": ["convert", "tiny.pth", "--output-size", "0"],
     "collision": ["enhance", "photo.png", "sub/photo.png", "-o", "out"],
     "file for many": ["enhance", "photo.png", "sub/photo.png", "-o", "sub/photo.png"],
     "dtype": ["convert", "photo.png", "--dtype", "int8"],
@@ -236,7 +418,8 @@ USAGE = {
 def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     Path("sub").mkdir()
     save_png(Path("sub/photo.png"), PICTURE)
-    before = {p: p.read_bytes() for p in folder.rglob("*.png")}
+    torch.save(legacy_state(TINY), "tiny.pth")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert run_command(USAGE[case]) == 1
     assert "gpen-core: " in one_line(capsys.readouterr().err)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
@@ -250,7 +433,7 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
         (["--precision", "int4"], "unknown precision 'int4'"),
         (["--weights", "gpen-bfr-512"], "GPEN-BFR-512"),
         (["--weights", "absent.safetensors"], "absent.safetensors"),
-        (["--weights", "./photo.png"], "photo.png: not a safetensors file"),
+        (["--weights", "./photo.png"], "photo.png: neither a PyTorch checkpoint nor safetensors"),
     ],
 )
 def test_what_this_machine_does_not_have(

@@ -81,6 +81,9 @@ def _resolve_path(path: Path, is_bare: bool) -> Path:
     if found:
         return found
     entry = find(path.stem) if is_bare else None
+    found = _first_file([entry.file]) if entry else None
+    if found:
+        return found
     raise MissingWeightsError(f"{path}: no such file" + (f"; {_how_to_get(entry)}" if entry else ""))
 
 
