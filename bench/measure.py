@@ -42,7 +42,9 @@ def build(case: Case, device: torch.device) -> Network:
         from gpen_core.kernels import FusedGenerator
 
         return FusedGenerator(generator, device, dtype)
-    generator = generator.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    generator = generator.to(device)
+    if device.type == "cuda":
+        generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if case.precision in LOW:
         lower(generator, dtype)
     if case.network == "inductor":

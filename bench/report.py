@@ -95,15 +95,13 @@ def fidelity(results: Path = RESULTS) -> str:
 
 
 def cpu(results: Path = RESULTS) -> str:
-    """Calls in turns, each against the compiled network."""
-    rows = load("cpu_turns", results)
-    ours = next(row for row in rows if row["case"]["network"] == "inductor")["batches"]["1"]["median_ms"]
     lines = []
-    for row in rows:
+    for row in load("cpu", results):
         found = row["batches"]["1"]
-        seconds = [f"{found[name] / 1000:.2f}" for name in ("median_ms", "p90_ms")]
-        lines.append([row["title"], *seconds, factor(found["median_ms"], ours)])
-    return table(["network", "median, s", "p90, s", "against torch.compile"], lines)
+        warm = row.get("warm", {}).get("first_s")
+        cells = [row["title"], f"{found['median_ms'] / 1000:.2f}", f"{found['p90_ms'] / 1000:.2f}"]
+        lines.append([*cells, f"{found['first_s']:.1f}", "-" if warm is None else f"{warm:.1f}"])
+    return table(["network", "median, s", "p90, s", "first call, s", "first call of a second process, s"], lines)
 
 
 def machines(results: Path = RESULTS) -> str:
