@@ -386,8 +386,8 @@ def _process(
     def settings() -> str:
         found = None if options.whole else _detector(use.detector)
         said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
-        seen = {"template": use.template, "detect_size": use.detect_size}
-        return _settings(use.weights, found, use.upscaler, use.parser, **said, **seen)
+        said |= {"template": use.template, "detect_size": use.detect_size}
+        return _settings(use.weights, found, use.upscaler, use.parser, **said)
 
     recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
     with (

@@ -22,6 +22,7 @@ LAYERS = (
     ("image_io", "plan"),
     ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
+    ("kernels",),
     ("runtime",),
     ("find", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli", "__main__"),
