@@ -17,6 +17,7 @@ from gpen_core.progress import bar
 
 if TYPE_CHECKING:
     from gpen_core.batch import Files, Outcome
+    from gpen_core.presets import Preset
     from gpen_core.restorer import Options, Restorer
     from gpen_core.tasks import Task
 
@@ -325,17 +326,22 @@ class Networks:
     template: str | None = None
     detect_size: int = DETECT_SIZE
     detector_device: str = "cpu"
+    upscaler_tile: int | None = None
+
+    def chosen_preset(self) -> Preset | None:
+        from gpen_core.presets import find_preset
+
+        return None if self.preset is None else find_preset(_preset(self.preset, self.device))
 
     def preset_applied(self) -> Networks:
         """With the preset's values where nothing else was said."""
-        from gpen_core.presets import find_preset
-
-        chosen = None if self.preset is None else find_preset(_preset(self.preset, self.device))
+        chosen = self.chosen_preset()
         return replace(
             self,
             precision=self.precision or (chosen.precision if chosen else "auto"),
             compile=self.compile if self.compile is not None else bool(chosen and chosen.compile),
             batch=self.batch or (chosen.max_batch if chosen else None),
+            upscaler_tile=chosen.tile if chosen else None,
         )
 
 
@@ -361,7 +367,9 @@ def _process(
     from gpen_core.restorer import Restorer
     from gpen_core.tasks import require_task, restore
 
-    use = networks.preset_applied()
+    use, chosen = networks.preset_applied(), networks.chosen_preset()
+    if chosen is not None and options.long_side is None and options.tile is None:
+        options = replace(options, long_side=chosen.long_side)
     jobs = plan(inputs, output, recursive=recursive, notice=_complain)
     gallery = open_gallery(jobs, save_faces, compare)
 
@@ -379,6 +387,7 @@ def _process(
             template=use.template,
             detect_size=use.detect_size,
             detector_device=use.detector_device,
+            upscaler_tile=use.upscaler_tile,
         )
         require_task(restorer, kind)
         return restorer

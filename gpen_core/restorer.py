@@ -190,19 +190,23 @@ class Restorer:
         template: str | None = None,
         detect_size: int = LONG_SIDE,
         detector_device: str = "cpu",
+        upscaler_tile: int | None = None,
     ) -> Restorer:
         """A restorer from converted weights, a detector, an up-scaler and a parser, each a path or a catalog's name.
 
         detector: "auto" is the original's where it is on this machine, else centerface; None serves only pictures taken
         as a whole. template: name of the crops that the weights were trained on, where their file has it wrong.
-        detect_size, detector_device: as `load_detector` has them (long_side, device).
+        detect_size, detector_device: as `load_detector` has them (long_side, device). device, precision, compile,
+        max_batch, upscaler_tile: as `RuntimeOptions` has them.
 
         Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one that
         can't be used, DeviceError for an absent device.
         """
         from gpen_weights import default_detector, resolve
 
-        options = RuntimeOptions(device=device, precision=precision, compile=compile, max_batch=max_batch)
+        options = RuntimeOptions(
+            device=device, precision=precision, compile=compile, max_batch=max_batch, upscaler_tile=upscaler_tile
+        )
         generator = load_generator(resolve(weights))
         config = generator.config if template is None else replace(generator.config, template=template_named(template))
         found = None

@@ -52,6 +52,7 @@ class RuntimeOptions:
     max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
     cuda_graphs: record each compiled batch size once and replay it.
     cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
+    upscaler_tile: cells along the side of what an up-scaler enlarges at once; None means the largest.
     threads: of the CPU; None leaves PyTorch's choice.
     expandable_segments, max_split_size_mb: of PyTorch's CUDA allocator; they stay for the rest of the process.
     """
@@ -66,6 +67,7 @@ class RuntimeOptions:
     cudnn_benchmark: bool = True
     deterministic: bool = True
     threads: int | None = None
+    upscaler_tile: int | None = None
     expandable_segments: bool | None = None
     max_split_size_mb: int | None = None
 
@@ -289,7 +291,7 @@ class Upscaler:
         self.options = options
         self.device = choose_device(options.device)
         self.precision = choose_precision(options.precision, self.device)
-        self.tile = LARGEST_TILE
+        self.tile = options.upscaler_tile or LARGEST_TILE
         self._lock = threading.RLock()
         self._prepared = self._prepare(self.precision)
 

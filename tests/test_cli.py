@@ -160,6 +160,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "template": "ffhq",
             "detect_size": 640,
             "detector_device": "cuda",
+            "upscaler_tile": None,
         }
     ]
 
@@ -540,3 +541,19 @@ def test_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
     assert run_command(["enhance", "photo.png"]) == 130
     assert "interrupted" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "width"),
+    [
+        ([], 6100),
+        (["--preset", "laptop"], 6000),
+        (["--preset", "laptop", "--long-side", "500"], 500),
+        (["--preset", "8gb"], 6100),
+    ],
+)
+def test_presets_limit_the_size_of_results(arguments: list[str], width: int, folder: Path, stub: list[Any]) -> None:
+    assert cv2.imwrite("wide.png", np.zeros((61, 6100, 3), np.uint8))
+    assert run_command(["enhance", "wide.png", "-o", "out.png", *arguments]) == 0
+    assert load_png(Path("out.png")).shape[1] == width
+    assert stub[0]["upscaler_tile"] == {"laptop": 128, "8gb": 256}.get(arguments[1] if arguments else "")
