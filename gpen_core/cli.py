@@ -33,10 +33,13 @@ def enhance(
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+        str, typer.Option(help="Converted or exported weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
     detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="torch, onnx (without PyTorch), or auto: what the weights need.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; with ONNX also tensorrt.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
     compile: Annotated[
         bool, typer.Option("--compile", help="Compile the network: slow first photo, fast others.")
@@ -62,7 +65,7 @@ def enhance(
 
     def load() -> Restorer:
         found = None if aligned else _detector(detector)
-        return Restorer.load(weights, found, device=device, precision=precision, compile=compile)
+        return Restorer.load(weights, found, backend=backend, device=device, precision=precision, compile=compile)
 
     code = run(jobs, load, options, _say_json if json_lines else _say, _complain, as_records=json_lines)
     raise typer.Exit(code)
@@ -110,6 +113,29 @@ def convert(
     )
     lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
     for line in lines:
+        _say(line)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
+    format: Annotated[str, typer.Option("--format", help="onnx, or pt2: compiled for this machine's kind.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .onnx or .pt2.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu or cuda, for pt2.")] = "cpu",
+) -> None:
+    """Make a file that runs without this package's PyTorch code, compared with PyTorch before it is kept.
+
+    onnx: `input` [batch, 3, S, S] to `output` [batch, 3, T, T], float32 RGB in the weights' value range; needs no
+    PyTorch to run. pt2: needs PyTorch, but no compiler; a file .pt2.json beside it says which machine it is for.
+    """
+    from gpen_convert.export import export_generator
+    from gpen_weights import resolve
+
+    source = resolve(model, suffixes=(".safetensors",))
+    for line in export_generator(source, output, format=format, dtype=dtype, device=device):
         _say(line)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from gpen_core.errors import CheckpointError
 
@@ -30,6 +30,40 @@ FORMAT_VERSION = 1
 def levels(size: int) -> tuple[int, ...]:
     """Resolutions 4, 8, ..., size."""
     return tuple(SMALLEST << i for i in range(int(math.log2(size // SMALLEST)) + 1))
+
+
+class PictureFormat(Protocol):
+    """How pictures enter and leave a network: all that must be known to run one without looking inside."""
+
+    @property
+    def input_size(self) -> int:
+        """Side S of the square input in pixels."""
+        ...
+
+    @property
+    def output_size(self) -> int:
+        """Side T of the square output in pixels."""
+        ...
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Values of a black and of a white pixel."""
+        ...
+
+    @property
+    def template(self) -> Template:
+        """Five landmark positions as fractions of the crop (x, y)."""
+        ...
+
+
+@dataclass(frozen=True)
+class InferredFormat:
+    """The format of a network that does not describe itself: sizes as found, the rest as GPEN was published."""
+
+    input_size: int
+    output_size: int
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    template: Template = GPEN_TEMPLATE
 
 
 @dataclass(frozen=True)

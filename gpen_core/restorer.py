@@ -6,20 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core.align import crop, crop_matrix, whole_matrix
+from gpen_core.backend import CropRuntime, load_runtime
 from gpen_core.blend import feathered_mask, full_mask, paste
-from gpen_core.checkpoint import load_generator
-from gpen_core.config import GeneratorConfig
+from gpen_core.config import PictureFormat
 from gpen_core.detect import Detector, load_detector
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.pixels import grey_of, level
-from gpen_core.runtime import Runtime, RuntimeOptions
 from gpen_core.types import Canvas, Face, Image, Matrix
+
+if TYPE_CHECKING:
+    from gpen_core.runtime import RuntimeOptions
 
 Only = Literal["all", "largest"]
 Status = Literal["restored", "failed", "skipped"]
@@ -80,18 +82,19 @@ class Restorer:
 
     def __init__(
         self,
-        generator: Callable[..., object],
-        config: GeneratorConfig,
+        network: Callable[..., object] | CropRuntime,
+        config: PictureFormat,
         detector: Detector | None,
-        runtime: RuntimeOptions = RuntimeOptions(),
+        runtime: RuntimeOptions | None = None,
     ) -> None:
-        """generator: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable.
+        """network: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable; or a
+        runtime of any engine, which `runtime` does not apply to.
 
         detector: needed unless every picture is aligned.
         """
         self.config = config
         self.detector = detector
-        self.runtime = Runtime(generator, config, runtime)  # type: ignore[arg-type]
+        self.runtime: CropRuntime = network if isinstance(network, CropRuntime) else _on_torch(network, config, runtime)
 
     @classmethod
     def load(
@@ -103,18 +106,21 @@ class Restorer:
         precision: str = "auto",
         compile: bool = False,
         max_batch: int | None = None,
+        backend: str = "auto",
     ) -> Restorer:
-        """A restorer from converted weights and a detector, each a path or a name of the catalog.
+        """A restorer from converted or exported weights and a detector, each a path or a name of the catalog.
 
-        detector None serves aligned pictures only. Raises MissingWeightsError for a file that is not on this machine,
-        CheckpointError or DetectorError for one that can't be used, DeviceError for a device that is not there.
+        backend: torch, onnx, or auto, which goes by the file. detector None serves aligned pictures only.
+        Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one
+        that can't be used, DeviceError for a device that is not there.
         """
         from gpen_weights import resolve
 
-        options = RuntimeOptions(device=device, precision=precision, compile=compile, max_batch=max_batch)
-        generator = load_generator(resolve(weights))
+        runtime = load_runtime(
+            weights, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
+        )
         found = None if detector is None else load_detector(resolve(detector))
-        return cls(generator, generator.config, found, options)
+        return cls(runtime, runtime.config, found)
 
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.
@@ -164,6 +170,12 @@ class Restorer:
         size = picture.shape[0]
         mask = full_mask(size) if options.aligned else feathered_mask(size)
         paste(canvas, picture, matrix, self.config.input_size, mask, options.strength)
+
+
+def _on_torch(network: Callable[..., object], config: PictureFormat, options: RuntimeOptions | None) -> CropRuntime:
+    from gpen_core.runtime import Runtime, RuntimeOptions
+
+    return Runtime(network, config, options or RuntimeOptions())  # type: ignore[arg-type]
 
 
 def select_faces(faces: Sequence[Face], options: Options) -> list[RestoredFace]:

@@ -140,7 +140,14 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
     ]
     assert run_command(["enhance", "photo.png", *arguments]) == 0
     assert stub == [
-        {"weights": "w.safetensors", "detector": "d.onnx", "device": "cpu", "precision": "fp32", "compile": True}
+        {
+            "weights": "w.safetensors",
+            "detector": "d.onnx",
+            "backend": "auto",
+            "device": "cpu",
+            "precision": "fp32",
+            "compile": True,
+        }
     ]
 
 

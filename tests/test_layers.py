@@ -21,7 +21,8 @@ LAYERS = (
     ("image_io",),
     ("model", "detect"),
     ("checkpoint", "rrdb"),
-    ("runtime",),
+    ("runtime", "runtime_onnx", "runtime_pt2"),
+    ("backend",),
     ("restorer",),
     ("batch", "service", "cli"),
 )
@@ -76,7 +77,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'convert', 'info', 'weights', 'version'\n"
+        "commands = 'enhance', 'convert', 'export', 'info', 'weights', 'version'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"
