@@ -102,6 +102,23 @@ def find_weights(weights: str | Path, backend: str = "auto") -> Path:
     return path
 
 
+def describe_weights(path: Path) -> list[str]:
+    """What a converted or exported file is, in lines for people. Raises CheckpointError naming the file."""
+    suffix = path.suffix.lower()
+    if suffix == ONNX:
+        from gpen_core.runtime_onnx import describe_file
+
+        return describe_file(path)
+    require_torch()
+    if suffix == PACKAGE:
+        from gpen_core.runtime_pt2 import describe_package
+
+        return describe_package(path)
+    from gpen_core import checkpoint
+
+    return checkpoint.describe_file(path)
+
+
 def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 

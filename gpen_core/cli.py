@@ -140,11 +140,11 @@ def export(
 
 
 @app.command()
-def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.")]) -> None:
-    """Tell what a converted file is and where it comes from."""
-    from gpen_core.checkpoint import describe_file
+def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted or exported weights.")]) -> None:
+    """Tell what a converted or exported file is and where it comes from."""
+    from gpen_core.backend import describe_weights
 
-    for line in describe_file(path):
+    for line in describe_weights(path):
         _say(line)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata
+from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.pixels import from_network, to_network
 from gpen_core.types import Image
@@ -173,6 +173,20 @@ def describe_session(session: onnxruntime.InferenceSession, path: Path) -> tuple
             f"{path}: says {stated[0]} -> {stated[1]} px, but the network has {sides[0]} -> {sides[1]}"
         )
     return metadata, metadata.config
+
+
+def describe_file(path: Path) -> list[str]:
+    """What an ONNX generator is, in lines for people. Raises CheckpointError naming the file."""
+    session = open_session(path, "cpu")
+    metadata, pictures = describe_session(session, path)
+    about = session.get_modelmeta()
+    precision = about.custom_metadata_map.get(PRECISION_KEY, "of unknown precision")
+    lines = describe(metadata) if metadata else []
+    if not metadata:
+        lines = [f"a network of {pictures.input_size} -> {pictures.output_size} px that does not describe itself"]
+    batch = "one face at a time" if session.get_inputs()[0].shape[0] == 1 else "any number of faces at once"
+    made = f", made by {about.producer_name}" if about.producer_name else ""
+    return [*lines, f"ONNX, {precision}, {batch}, {path.stat().st_size / 1e6:.1f} MB{made}"]
 
 
 def _side(value: Any, path: Path) -> int:

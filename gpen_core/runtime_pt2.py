@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_core.config import METADATA_KEY, WeightsMetadata
+from gpen_core.config import METADATA_KEY, WeightsMetadata, describe
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.runtime import Runtime, RuntimeOptions, choose_device
 from gpen_core.types import Image
@@ -216,6 +216,19 @@ def read_sidecar(path: Path) -> Sidecar:
     if bound != sidecar.binding():
         raise CheckpointError(f"{beside}: not the sidecar that this package was made with; export it again")
     return sidecar
+
+
+def describe_package(path: Path) -> list[str]:
+    """What a package is and for which machine, in lines for people. Raises CheckpointError naming the file."""
+    sidecar = read_sidecar(path)
+    machine, (low, high) = sidecar.machine, sidecar.batches
+    gpu = f", compute capability {machine.compute_capability}" if machine.compute_capability else ""
+    return [
+        *describe(sidecar.weights),
+        f"compiled for {machine.device}{gpu}, PyTorch {machine.torch}, {machine.system} {machine.machine}",
+        f"{sidecar.dtype}, {low} to {high} faces at once, {path.stat().st_size / 1e6:.1f} MB, "
+        f"of weights with sha256 {sidecar.checkpoint_sha256}",
+    ]
 
 
 def describe_machine(device: torch.device) -> Machine:

@@ -23,7 +23,7 @@ from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.files import replacing
 from gpen_core.model import Generator
 from gpen_core.runtime import choose_device, lower, require_compiler
-from gpen_core.runtime_onnx import PRECISION_KEY, describe_session, open_session
+from gpen_core.runtime_onnx import PRECISION_KEY, describe_session, first_line, open_session
 from gpen_core.runtime_pt2 import BATCHES, SIDECAR, Sidecar, describe_machine, load_package
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
@@ -115,7 +115,7 @@ def export_onnx(generator: Generator, metadata: WeightsMetadata, target: Path, d
         session = open_session(temporary, "cpu")
         if describe_session(session, temporary)[0] != metadata:
             raise CheckpointError(f"{target}: what was read back differs from what was written; nothing is kept")
-        agreement = compare(generator, lambda x: session.run(None, {to_onnx.INPUT: x.numpy()})[0])
+        agreement = compare(generator, lambda x: _run(session, x, target))
         _require_good(agreement, dtype, target, "onnxruntime")
     return agreement
 
@@ -210,6 +210,14 @@ def difference(expected: NDArray[Any], found: NDArray[Any]) -> tuple[float, floa
     largest = max(float(np.abs(expected).max()), 1e-12)
     root = max(float(np.sqrt(np.mean(errors**2))), largest * 1e-12)
     return float(errors.max()) / largest, 20 * float(np.log10(largest / root))
+
+
+def _run(session: Any, image: Tensor, target: Path) -> Any:
+    try:
+        return session.run(None, {to_onnx.INPUT: image.numpy()})[0]
+    except Exception as error:  # onnxruntime's exceptions share no narrower base
+        reason = f"onnxruntime fails at batch {len(image)} ({first_line(error)})"
+        raise CheckpointError(f"{target}: not written, {reason}") from error
 
 
 def _described(model: bytes, metadata: WeightsMetadata, dtype: str) -> bytes:

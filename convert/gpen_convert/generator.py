@@ -17,8 +17,8 @@ from gpen_convert.keymap import find_rule, fold
 from gpen_convert.select import select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
-from gpen_core.checkpoint import build_generator, describe, load_tensors
-from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata
+from gpen_core.checkpoint import build_generator, load_tensors
+from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata, describe
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import replacing, same_file
 from gpen_weights import Entry, catalog
