@@ -57,7 +57,8 @@ def compose(outer: Matrix, inner: Matrix) -> Matrix:
 
 def invert(matrix: Matrix) -> Matrix:
     """The inverse map. Raises numpy.linalg.LinAlgError if there is none."""
-    return np.ascontiguousarray(np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))[:2])
+    whole: Matrix = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
+    return np.ascontiguousarray(whole[:2])
 
 
 def scale_of(matrix: Matrix) -> float:

@@ -1,150 +1,405 @@
-"""Many photos: which file becomes which, one after the other, each written whole or not at all."""
+"""Many photos, one after the other: read ahead, restored, written behind; each written whole or not at all."""
 
 from __future__ import annotations
 
+import errno
+import os
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
-from gpen_core.files import same_file
+from gpen_core.files import remove_leftovers
+from gpen_core.gallery import Gallery
+from gpen_core.ledger import Ledger, fingerprint
+from gpen_core.plan import Job
+from gpen_core.stopping import Stop, stop_on_signals
 
 if TYPE_CHECKING:
-    from gpen_core.restorer import Options, Restored, Restorer
+    from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
 
-SUFFIX = "_restored"
+Status = Literal["restored", "partly", "no face", "skipped", "failed"]
+WORKERS = min(4, max(2, (os.cpu_count() or 2) // 2))
+HEAVY_FILE = 32 * 2**20
+HEAVY_PIXELS = 96 * 2**20
+"""Bytes of a file, and of its pixels, from which a photo is the only one in memory."""
+HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Failures of writing that the next photo would meet as well."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One photo to read and the file to write."""
+class Files:
+    """How photos are read and written.
 
-    source: Path
-    target: Path
-
-
-def plan(inputs: Sequence[Path], output: Path | None, *, recursive: bool = False) -> list[Job]:
-    """What is to be read and written.
-
-    A single photo may have a file as its output; more of them, and folders, need a folder, which mirrors theirs.
-    Raises UsageError where two photos would be written to one file, or a photo over itself.
+    max_pixels: pictures with more are refused. quality: 1..100 of lossy outputs; None follows the source.
+    skip_existing: leave out photos whose output is there already, made from the same content with the same settings.
+    workers: photos that are read ahead and written behind, each.
     """
-    one_file = len(inputs) == 1 and not inputs[0].is_dir()
-    if output is not None and one_file and not _is_folder(output):
-        jobs = [Job(inputs[0], output)]
-    else:
-        if output is not None and output.exists() and not output.is_dir():
-            raise UsageError(f"{output}: a folder is needed for more than one photo")
-        jobs = [_job(photo, root, output) for root in inputs for photo in _photos(root, recursive)]
-    return _checked(jobs)
+
+    max_pixels: int = 200_000_000
+    quality: int | None = None
+    skip_existing: bool = False
+    workers: int = WORKERS
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise UsageError(f"the quality must lie between 1 and 100, not {self.quality}")
+        if self.max_pixels < 1:
+            raise UsageError(f"with at most {self.max_pixels} pixels there is no picture")
+        if self.workers < 1:
+            raise UsageError(f"{self.workers} workers are none")
 
 
-def _is_folder(output: Path) -> bool:
-    return output.is_dir() or output.suffix.lower() not in image_io.SUFFIXES
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of one photo.
+
+    "partly": written, but some of its faces could not be restored. "no face": written as it was. `error` is one line.
+    """
+
+    job: Job
+    status: Status
+    faces: tuple[RestoredFace, ...] = ()
+    runtime: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    exit_code: ExitCode = ExitCode.BAD_INPUT
+
+    def line(self) -> str:
+        """For people."""
+        if self.status == "skipped":
+            return f"{self.job.source} -> {self.job.target}: skipped, done before"
+        counts = Counter(face.status for face in self.faces)
+        faces = f"{len(self.faces)} face{'' if len(self.faces) == 1 else 's'}"
+        others = ", ".join(f"{counts[name]} {name}" for name in ("skipped", "failed") if counts[name])
+        steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
+        others = f" ({others})" if others else ""
+        return f"{self.job.source} -> {self.job.target}: {faces}{others}, {self.runtime}, {steps}"
+
+    def record(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "input": str(self.job.source),
+            "output": None if self.status == "failed" else str(self.job.target),
+            "status": self.status,
+            **({"error": self.error} if self.error else {}),
+            "faces": [
+                {
+                    "box": [round(float(v), 2) for v in face.box],
+                    "landmarks": [[round(float(v), 2) for v in point] for point in face.landmarks],
+                    "score": round(face.score, 4),
+                    "status": face.status,
+                    **({"reason": face.reason} if face.reason else {}),
+                }
+                for face in self.faces
+            ],
+            **({"notes": self.notes} if self.notes else {}),
+            **({"runtime": self.runtime} if self.runtime else {}),
+            "seconds": {name: round(seconds, 4) for name, seconds in self.seconds.items()},
+        }
 
 
-def _photos(root: Path, recursive: bool) -> Iterator[Path]:
-    if not root.is_dir():
-        yield root
-        return
-    found = root.rglob("*") if recursive else root.glob("*")
-    yield from sorted(p for p in found if p.suffix.lower() in image_io.SUFFIXES and p.is_file())
+@dataclass(frozen=True)
+class Summary:
+    """How a run went: photos by what became of them, how many there were, and what ended it early."""
 
+    counts: dict[Status, int]
+    total: int
+    seconds: float
+    interrupted: bool = False
+    stopped: str = ""
+    alone: ExitCode | None = None
+    """The exit code of a run of one named photo that failed."""
 
-def _job(photo: Path, root: Path, output: Path | None) -> Job:
-    if output is None:
-        return Job(photo, photo.with_name(f"{photo.stem}{SUFFIX}{photo.suffix}"))
-    inside = photo.relative_to(root) if photo != root else Path(photo.name)
-    return Job(photo, output / inside)
+    @property
+    def exit_code(self) -> ExitCode:
+        good = sum(self.counts.values()) - self.counts.get("failed", 0)
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        if not good:
+            return ExitCode.NOTHING_DONE if self.alone is None else self.alone
+        whole = good == self.total and not self.counts.get("partly")
+        return ExitCode.OK if whole else ExitCode.SOME_FAILED
 
-
-def _checked(jobs: list[Job]) -> list[Job]:
-    taken: dict[Path, Path] = {}
-    for job in jobs:
-        target = job.target.absolute()
-        if same_file(job.source, job.target):
-            raise UsageError(f"{job.target}: the output would replace its source; choose another with -o")
-        if target in taken:
-            raise UsageError(f"{taken[target]} and {job.source} would both be written to {job.target}")
-        taken[target] = job.source
-    return jobs
+    def line(self) -> str:
+        """For people."""
+        get = self.counts.get
+        parts = [f"{get('restored', 0)} restored"]
+        parts += [f"{get('partly', 0)} with faces that failed"] if get("partly") else []
+        parts += [f"{get('no face', 0)} no face", f"{get('failed', 0)} failed", f"{get('skipped', 0)} skipped"]
+        left = self.total - sum(self.counts.values())
+        parts += [f"{left} not tried"] if left else []
+        worked = sum(self.counts.values()) - get("skipped", 0)
+        rate = f" ({worked / self.seconds:.2f} photos/s)" if worked and self.seconds else ""
+        return f"{', '.join(parts)} in {self.seconds:.1f} s{rate}"
 
 
 def run(
     jobs: Sequence[Job],
     load: Callable[[], Restorer],
     options: Options,
-    report: Callable[[Any], None],
-    complain: Callable[[str], None],
+    tell: Callable[[Outcome], None],
     *,
-    as_records: bool = False,
-) -> ExitCode:
-    """Restore every photo. A bad one is reported and the rest go on; the exit code tells how it went.
+    files: Files = Files(),
+    settings: Callable[[], str] | None = None,
+    gallery: Gallery | None = None,
+) -> Summary:
+    """Restore every photo, in order. A bad one is told of and the rest go on.
 
-    load: makes the restorer, when the first readable photo needs it. report: takes a line for each photo, or a record
-    with `as_records`. complain: takes a line for each failure.
+    load: makes the restorer, when the first readable photo needs it; what it raises ends the run. tell: hears of each
+    photo in the order of the jobs, from the caller's thread. settings: fingerprint of all that decides what becomes
+    of a photo; with it a ledger is kept in each job's folder, as `files.skip_existing` needs. gallery: writes further
+    pictures after each output.
+    SIGINT and SIGTERM end the run after the photos being written; so does a full disk.
     """
-    restorer: Restorer | None = None
-    done = failed = partly = 0
-    for job in jobs:
+    started = time.monotonic()
+    counts: Counter[Status] = Counter()
+    alone = None
+    with stop_on_signals() as stop, _opened(jobs, load, options, files, settings, gallery, stop) as work:
+        for outcome in work.outcomes(jobs):
+            counts[outcome.status] += 1
+            if len(jobs) == 1 and outcome.job.named and outcome.error:
+                alone = outcome.exit_code
+            tell(outcome)
+        interrupted = stop.requested and counts.total() < len(jobs)
+    return Summary(dict(counts), len(jobs), time.monotonic() - started, interrupted, work.hopeless, alone)
+
+
+@contextmanager
+def _opened(
+    jobs: Sequence[Job],
+    load: Callable[[], Restorer],
+    options: Options,
+    files: Files,
+    settings: Callable[[], str] | None,
+    gallery: Gallery | None,
+    stop: Stop,
+) -> Iterator[_Work]:
+    with ExitStack() as stack:
+        ledgers: dict[Path, Ledger] = {}
+        for folder in {job.folder for job in jobs}:
+            _require_writable(folder)
+            if settings is not None:
+                ledgers[folder] = Ledger(folder)
+                stack.callback(ledgers[folder].close)
+        busy = {folder for folder, ledger in ledgers.items() if not ledger.alone}
+        remove_leftovers(job.target for job in jobs if job.folder not in busy)
+        readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
+        stack.callback(writers.shutdown)
+        stack.callback(readers.shutdown, cancel_futures=True)
+        yield _Work(load, options, files, settings, gallery, stop, ledgers, readers, writers)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise ImageError(f"{folder}: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ImageError(f"{folder}: no permission to write there")
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    photo: image_io.Photo
+    content: str
+
+
+class _Work:
+    """One run. The networks work in the caller's thread, reading and writing in others around it."""
+
+    def __init__(
+        self,
+        load: Callable[[], Restorer],
+        options: Options,
+        files: Files,
+        settings: Callable[[], str] | None,
+        gallery: Gallery | None,
+        stop: Stop,
+        ledgers: dict[Path, Ledger],
+        readers: ThreadPoolExecutor,
+        writers: ThreadPoolExecutor,
+    ) -> None:
+        self.hopeless = ""
+        self._load, self._options, self._files = load, options, files
+        self._make_settings, self._settings = settings, ""
+        self._gallery, self._stop, self._ledgers = gallery, stop, ledgers
+        self._readers, self._writers = readers, writers
+        self._restorer: Restorer | None = None
+        # How many photos are read ahead: of large ones, that only decoding shows, one.
+        self._depth = 1
+
+    def outcomes(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        """What becomes of each job, in their order. Stops early on request and where going on is hopeless."""
+        behind: deque[Future[Outcome]] = deque()
+        broken: Exception | None = None
+        if self._files.skip_existing:
+            try:
+                self._require_settings()
+            except KeyboardInterrupt:
+                self._stop.requested = True
+                return
+        for job, reading in self._read_ahead(jobs):
+            if self._stop.requested or self.hopeless:
+                break
+            try:
+                result, heavy = self._one(job, reading)
+            except KeyboardInterrupt:
+                self._stop.requested = True
+                break
+            except Exception as error:
+                broken = error
+                break
+            del reading
+            self._depth = 1 if heavy else self._files.workers
+            behind.append(result)
+            kept = 0 if heavy else self._files.workers
+            while behind and (len(behind) > kept or behind[0].done()):
+                yield behind.popleft().result()
+        while behind:
+            yield behind.popleft().result()
+        if broken is not None:
+            raise broken
+
+    def _read_ahead(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Future[_Loaded | None]]]:
+        ahead: deque[tuple[Job, Future[_Loaded | None]]] = deque()
+        for job in jobs:
+            alone = _is_heavy(job.source)
+            while ahead and alone:
+                yield ahead.popleft()
+            ahead.append((job, self._readers.submit(self._read, job)))
+            while len(ahead) > (0 if alone else self._depth):
+                yield ahead.popleft()
+        while ahead:
+            yield ahead.popleft()
+
+    def _read(self, job: Job) -> _Loaded | None:
+        """The photo, or None if its output is there already."""
+        if job.problem:
+            raise ImageError(job.problem)
+        content = ""
+        ledger = self._ledgers.get(job.folder)
+        if ledger is not None and job.source.is_file():
+            # Before the photo is read: if it changes in between, the record matches neither and it is done again.
+            with suppress(OSError):
+                content = fingerprint(job.source)
+            if content and self._files.skip_existing and ledger.holds(job.target, content, self._settings):
+                return None
+        return _Loaded(image_io.read(job.source, max_pixels=self._files.max_pixels), content)
+
+    def _one(self, job: Job, reading: Future[_Loaded | None]) -> tuple[Future[Outcome], bool]:
+        """What will become of one photo, and whether no other should be in memory beside it."""
         try:
-            photo = image_io.read(job.source)
-            restorer = restorer or load()
-            restored = restorer(photo.pixels, replace(options, grey=photo.grey))
+            with self._stop.at_once():
+                loaded = reading.result()
+        except Exception as error:
+            return _known(_failure(job, error)), False
+        if loaded is None:
+            return _known(Outcome(job, "skipped")), False
+        restorer = self._require_restorer()
+        try:
+            with self._stop.at_once():
+                restored = restorer(loaded.photo.pixels, replace(self._options, grey=loaded.photo.grey))
+        except Exception as error:
+            return _known(_failure(job, error)), False
+        runtime = restorer.runtime.description
+        heavy = restored.image.nbytes > HEAVY_PIXELS
+        return self._writers.submit(self._write, job, loaded, restored, runtime), heavy
+
+    def _write(self, job: Job, loaded: _Loaded, restored: Restored, runtime: str) -> Outcome:
+        ledger = self._ledgers.get(job.folder)
+        photo = loaded.photo
+        try:
+            if ledger is not None:
+                # The lock tells other processes not to take what is being written for something left over.
+                ledger.open()
             job.target.parent.mkdir(parents=True, exist_ok=True)
-            lost = image_io.write(job.target, photo.with_pixels(restored.image))
-        except (ImageError, OSError) as error:
-            failed += 1
-            reason = explain(error, job)
-            complain(f"gpen-core: {reason}")
-            if as_records:
-                report({"input": str(job.source), "output": None, "error": reason, "faces": []})
-            continue
-        done += 1
-        partly += restored.failed > 0
-        for note in (*photo.notes, *lost):
-            complain(f"{job.source}: {note}")
-        report(_record(job, restored, restorer) if as_records else _line(job, restored, restorer))
-    if not jobs:
-        complain("gpen-core: no photos found")
-    if not done:
-        return ExitCode.BAD_INPUT if len(jobs) == 1 else ExitCode.NOTHING_DONE
-    return ExitCode.SOME_FAILED if failed or partly else ExitCode.OK
+            format = _format(job, photo)
+            lost = image_io.write(
+                job.target, photo.with_pixels(restored.image), format=format, quality=self._files.quality
+            )
+            if self._gallery is not None:
+                self._gallery.write(job, photo, restored, format)
+            if ledger is not None and not restored.failed:
+                ledger.add(job.target, loaded.content, self._settings)
+        except Exception as error:
+            if _number(error) in HOPELESS:
+                self.hopeless = f"stopped: {_explain(error, job)}"
+            return _failure(job, error)
+        notes = (*photo.notes, *restored.notes, *lost)
+        return Outcome(job, _status(restored), restored.faces, runtime, restored.seconds, notes)
+
+    def _require_restorer(self) -> Restorer:
+        if self._restorer is None:
+            with self._stop.at_once():
+                self._restorer = self._load()
+            self._require_settings()
+        return self._restorer
+
+    def _require_settings(self) -> None:
+        if self._make_settings is not None and not self._settings:
+            with self._stop.at_once():
+                self._settings = self._make_settings()
 
 
-def explain(error: GpenError | OSError, job: Job) -> str:
+def _is_heavy(path: Path) -> bool:
+    try:
+        return path.stat().st_size > HEAVY_FILE
+    except (OSError, ValueError):
+        return False
+
+
+def _known(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
+
+
+def _format(job: Job, photo: image_io.Photo) -> str | None:
+    """The format to write, or None for that of the target's suffix."""
+    if not job.same_format:
+        return None
+    if photo.format != "gif":
+        return photo.format
+    return None if job.target.suffix else "png"
+
+
+def _status(restored: Restored) -> Status:
+    if restored.failed:
+        return "partly"
+    return "restored" if any(face.status == "restored" for face in restored.faces) else "no face"
+
+
+def _failure(job: Job, error: Exception) -> Outcome:
+    code = error.exit_code if isinstance(error, GpenError) else ExitCode.BAD_INPUT
+    return Outcome(job, "failed", error=_explain(error, job), exit_code=code)
+
+
+def _explain(error: Exception, job: Job) -> str:
     """One line that names a file and what is wrong with it."""
-    if isinstance(error, OSError):
-        return f"{error.filename or job.target}: {error.strerror or error}"
-    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or job.target}: {error.strerror.lower()}"
+    if isinstance(error, MemoryError):
+        return f"{job.source}: not enough memory"
+    text = " ".join(str(error).split())
+    if not isinstance(error, GpenError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text if str(job.source) in text or str(job.target) in text else f"{job.source}: {text}"
 
 
-def _line(job: Job, restored: Restored, restorer: Restorer) -> str:
-    counts = {status: sum(f.status == status for f in restored.faces) for status in ("restored", "skipped", "failed")}
-    faces = f"{len(restored.faces)} face{'' if len(restored.faces) == 1 else 's'}"
-    others = ", ".join(f"{n} {status}" for status, n in counts.items() if n and status != "restored")
-    steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in restored.seconds.items())
-    where = restorer.runtime.description
-    return f"{job.source} -> {job.target}: {faces}{f' ({others})' if others else ''}, {where}, {steps}"
-
-
-def _record(job: Job, restored: Restored, restorer: Restorer) -> dict[str, Any]:
-    return {
-        "input": str(job.source),
-        "output": str(job.target),
-        "faces": [
-            {
-                "box": [round(float(v), 2) for v in face.box],
-                "landmarks": [[round(float(v), 2) for v in point] for point in face.landmarks],
-                "score": round(face.score, 4),
-                "status": face.status,
-                **({"reason": face.reason} if face.reason else {}),
-            }
-            for face in restored.faces
-        ],
-        "runtime": restorer.runtime.description,
-        "seconds": {name: round(seconds, 4) for name, seconds in restored.seconds.items()},
-    }
+def _number(error: BaseException | None) -> int | None:
+    """The operating system's number of an error, also of one that was put into other words."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno
+        error = error.__context__
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core.align import compose, invert, reduce, region, scaling
+from gpen_core.finish import take_grain
 from gpen_core.pixels import level, round_to
 from gpen_core.types import Canvas, Image, Matrix
 
@@ -42,12 +44,21 @@ def full_mask(size: int) -> NDArray[np.float32]:
 
 
 def paste(
-    canvas: Canvas, restored: Image, matrix: Matrix, crop_size: int, mask: NDArray[np.float32], strength: float = 1.0
+    canvas: Canvas,
+    restored: Canvas,
+    matrix: Matrix,
+    crop_size: int,
+    mask: NDArray[np.float32],
+    strength: float = 1.0,
+    grain: float = 0.0,
+    scale: float = 1.0,
 ) -> None:
     """Blend a restored crop into `canvas`, in place: canvas + strength * mask * (restored - canvas), rounded once.
 
-    canvas: H x W x 3, uint8 or uint16. restored: T x T x 3. matrix: from picture to the crop of `crop_size` pixels.
-    mask: [M, M] paste weights over the crop. strength: 0 (nothing) to 1. Works in strips, so memory stays bounded.
+    canvas: H x W x 3, uint8 or uint16. restored: T x T x 3 in 0..255, uint8 or float32. matrix: from picture to the
+    crop of `crop_size` pixels. mask: [M, M] paste weights over the crop. strength: 0 (nothing) to 1. grain: how much
+    of the canvas's own grain the restored crop gets; scale: pixels of the canvas that one of the original has become.
+    Works in strips, so memory stays bounded.
     """
     height, width = canvas.shape[:2]
     x0, y0, x1, y1 = region(matrix, crop_size, width, height)
@@ -56,19 +67,45 @@ def paste(
     to_picture = invert(matrix)
     picture, picture_map = _prepare(restored, to_picture, crop_size)
     weights, weights_map = _prepare(mask, to_picture, crop_size)
-    rows = max(1, STRIP_PIXELS // (x1 - x0))
     # Beyond a full mask's edge lies nothing; its outermost pixels reach half a pixel further.
     border = cv2.BORDER_REPLICATE if mask[0, 0] > 0 else cv2.BORDER_CONSTANT
-    for top in range(y0, y1, rows):
-        bottom = min(top + rows, y1)
-        window = np.array([[1.0, 0.0, -x0], [0.0, 1.0, -top]])
+    part = canvas[y0:y1, x0:x1]
+    kept = take_grain(part, grain, scale) if grain else None
+    for top, bottom in _strips(part):
+        window = np.array([[1.0, 0.0, -x0], [0.0, 1.0, -y0 - top]])
         size = (x1 - x0, bottom - top)
         alpha = _warp(weights, compose(window, weights_map), size, border) * np.float32(strength)
         colour = _warp(picture, compose(window, picture_map), size, cv2.BORDER_REPLICATE)
-        target = canvas[top:bottom, x0:x1]
-        base = target.astype(np.float32)
-        blended = base + alpha[..., None] * (colour * level(canvas.dtype) - base)
-        np.copyto(target, round_to(blended, canvas.dtype), where=(alpha > 0)[..., None])
+        _blend(part[top:bottom], colour, alpha, kept.rows(top, bottom) if kept else None)
+
+
+def cover(canvas: Canvas, restored: Image, strength: float = 1.0, grain: float = 0.0, scale: float = 1.0) -> None:
+    """Blend a restored picture of the canvas's size over all of it, in place, as `paste` does."""
+    if strength == 0:
+        return
+    kept = take_grain(canvas, grain, scale) if grain else None
+    for top, bottom in _strips(canvas):
+        alpha = np.full((bottom - top, canvas.shape[1]), strength, np.float32)
+        colour = restored[top:bottom].astype(np.float32)
+        _blend(canvas[top:bottom], colour, alpha, kept.rows(top, bottom) if kept else None)
+
+
+def _strips(part: Canvas) -> Iterator[tuple[int, int]]:
+    height, width = part.shape[:2]
+    rows = max(1, STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        yield top, min(top + rows, height)
+
+
+def _blend(
+    target: Canvas, colour: NDArray[np.float32], alpha: NDArray[np.float32], grain: NDArray[np.float32] | None
+) -> None:
+    base = target.astype(np.float32)
+    wanted = colour * level(target.dtype)
+    if grain is not None:
+        wanted += grain
+    blended = base + alpha[..., None] * (wanted - base)
+    np.copyto(target, round_to(blended, target.dtype), where=(alpha > 0)[..., None])
 
 
 def _prepare(image: Array, to_picture: Matrix, crop_size: int) -> tuple[Array, Matrix]:

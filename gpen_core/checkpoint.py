@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from gpen_core.config import WeightsMetadata, describe
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
+ARCHIVES = {
+    b"\x1f\x8b": "gzip",
+    b"7z\xbc\xaf": "7z",
+    b"Rar!": "RAR",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -85,8 +93,7 @@ def describe_difference(
 
 def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str, Tensor]]:
     try:
-        with path.open("rb") as file:
-            start = file.read(16)
+        start = read_start(path)
         if start[8:9] != b"{":
             raise CheckpointError(f"{path}: {describe_foreign(start)}")
         with safe_open(path, framework="pt") as opened:
@@ -103,14 +110,36 @@ def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str,
     return metadata, tensors
 
 
+def read_start(path: Path, count: int = 512) -> bytes:
+    """The first bytes of a regular file; anything else could block for ever. Raises OSError and CheckpointError."""
+    if not path.is_file() and path.exists() and not path.is_dir():
+        raise CheckpointError("not a regular file")
+    with path.open("rb") as file:
+        return file.read(count)
+
+
 def describe_foreign(start: bytes) -> str:
-    """What a file that is not safetensors seems to be, from its first bytes."""
+    """What a file that is no checkpoint seems to be, from its first 512 bytes."""
     if not start:
         return "the file is empty"
-    if start.lstrip()[:1] == b"<":
+    text = text_of(start)
+    if text is not None and text.lstrip()[:1] == "<":
         return "looks like an HTML or XML page, not weights; download it again"
-    if start.startswith(b"version https://"):
+    if text is not None and text.startswith("version https://git-lfs"):
         return "a Git LFS pointer, not the weights themselves; fetch the real file"
+    if text is not None:
+        return f"looks like text ({' '.join(text.split())[:40]!r}), not weights"
+    for magic, name in ARCHIVES.items():
+        if start.startswith(magic):
+            return f"a {name} archive; unpack it first"
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return "a PyTorch checkpoint or another pickle, not safetensors; convert it first with: gpen-core convert"
-    return "not a safetensors file"
+    return "neither a PyTorch checkpoint nor safetensors"
+
+
+def text_of(start: bytes) -> str | None:
+    """The text that bytes hold, or None if they are not text."""
+    encoding = "utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    # The end may cut a character in two.
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
+    return text if all(c.isprintable() or c.isspace() for c in text) and "\ufffd" not in text else None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
+from gpen_core.progress import bar
+
+if TYPE_CHECKING:
+    from gpen_core.batch import Outcome
+    from gpen_core.restorer import Restorer
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
@@ -21,6 +30,7 @@ app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
 DEFAULT_DETECTOR = "centerface"
+WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
 @app.command()
@@ -40,35 +50,219 @@ def enhance(
         str, typer.Option(help="torch, onnx (without PyTorch), or auto: what the weights need.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; with ONNX also tensorrt.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the network: slow first photo, fast others.")
-    ] = False,
+        bool | None,
+        typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="auto, laptop, 4gb, 8gb, 12gb or throughput: batch, precision and sizes by memory; other options win."
+        ),
+    ] = None,
     strength: Annotated[
         float, typer.Option(help="0 leaves the photo as it is, 1 restores fully; linear between.")
     ] = 1.0,
-    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
-    min_face: Annotated[int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.")] = 0,
-    only: Annotated[str, typer.Option(help="largest: the largest face alone; all: every face.")] = "all",
+    only: Annotated[
+        str, typer.Option(help="largest: the largest face alone; all: every face.", rich_help_panel=WHICH)
+    ] = "all",
+    max_faces: Annotated[
+        int | None, typer.Option(help="Restore at most so many faces, the largest first.", rich_help_panel=WHICH)
+    ] = None,
+    min_face: Annotated[
+        int, typer.Option(help="Leave faces alone whose shorter side has fewer pixels.", rich_help_panel=WHICH)
+    ] = 0,
+    box: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X,Y,W,H",
+            help="Restore only faces with their middle in this box, in pixels.",
+            rich_help_panel=WHICH,
+        ),
+    ] = None,
+    rotate: Annotated[
+        str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
+    ] = "off",
+    aligned: Annotated[
+        bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
+    ] = False,
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            help="Restore the whole of each photo in tiles of so many pixels: for a face larger than the network's "
+            "input. 512 suits a 512 px network.",
+            rich_help_panel=SIZES,
+        ),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Pixels from tile to tile. Default: half a tile.", rich_help_panel=SIZES),
+    ] = None,
+    long_side: Annotated[
+        int | None,
+        typer.Option(help="Shrink results to so many pixels on the longer side.", rich_help_panel=SIZES),
+    ] = None,
+    upscale: Annotated[
+        int | None,
+        typer.Option(help="Enlarge results 1, 2 or 4 times. Default: 1, or as the up-scaler.", rich_help_panel=SIZES),
+    ] = None,
+    upscaler: Annotated[
+        str | None,
+        typer.Option(
+            help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
+        ),
+    ] = None,
+    match_colour: Annotated[
+        bool,
+        typer.Option(
+            "--match-color", "--match-colour", help="Faces keep the original's colours.", rich_help_panel=FINISH
+        ),
+    ] = False,
+    sharpen: Annotated[float, typer.Option(help="Sharpen faces, 0 to 3.", rich_help_panel=FINISH)] = 0.0,
+    grain: Annotated[
+        float,
+        typer.Option(help="Give faces the original's grain, 0 to 2; 1 is as it was.", rich_help_panel=FINISH),
+    ] = 0.0,
+    save_faces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also write each face: crop, restored, and both side by side.", rich_help_panel=SEE
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also write each photo before and after, *_compare.", rich_help_panel=SEE),
+    ] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    skip_existing: Annotated[
+        bool,
+        typer.Option("--skip-existing", help="Leave out photos done before: same content, same settings, same output."),
+    ] = False,
+    max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels.", min=1)] = 200_000_000,
+    quality: Annotated[
+        int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write one JSON object for each photo to this file.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
 
-    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing done, 130 interrupted.
+    In folders, photos are known by their suffix, or by their content if they
+    have none; hidden files, links to folders and the output folder are left out.
+    What is done is recorded in .gpen-core.jsonl of the output folder: a run that
+    was ended, however rudely, goes on with the same command and --skip-existing.
+
+    Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
+    done, 130 interrupted.
     """
-    from gpen_core.batch import plan, run
+    from gpen_core.batch import Files, run
+    from gpen_core.find import parse_box
+    from gpen_core.gallery import open_gallery
+    from gpen_core.plan import plan
+    from gpen_core.presets import find_preset
     from gpen_core.restorer import Options, Restorer
 
-    options = Options(strength=strength, only=only, min_face=min_face, aligned=aligned)  # type: ignore[arg-type]
-    jobs = plan(inputs, output, recursive=recursive)
+    options = Options(
+        strength=strength,
+        only=only,  # type: ignore[arg-type]
+        max_faces=max_faces,
+        min_face=min_face,
+        box=None if box is None else parse_box(box),
+        rotate=rotate,  # type: ignore[arg-type]
+        aligned=aligned,
+        tile=tile,
+        stride=stride,
+        long_side=long_side,
+        upscale=upscale,
+        match_color=match_colour,
+        sharpen=sharpen,
+        grain=grain,
+        keep_crops=save_faces is not None,
+    )
+    files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
+    chosen = None if preset is None else find_preset(_preset(preset, device))
+    if chosen is not None:
+        batch = batch or chosen.max_batch
+        precision = precision or chosen.precision
+        compile = chosen.compile if compile is None else compile
+    precision, compile = precision or "auto", bool(compile)
+    jobs = plan(inputs, output, recursive=recursive, notice=_complain)
+    gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
-        found = None if aligned else _detector(detector)
-        return Restorer.load(weights, found, backend=backend, device=device, precision=precision, compile=compile)
+        found = None if options.whole else _detector(detector)
+        return Restorer.load(
+            weights,
+            found,
+            backend=backend,
+            device=device,
+            precision=precision,
+            compile=compile,
+            max_batch=batch,
+            upscaler=upscaler,
+        )
 
-    code = run(jobs, load, options, _say_json if json_lines else _say, _complain, as_records=json_lines)
-    raise typer.Exit(code)
+    def settings() -> str:
+        found = None if options.whole else _detector(detector)
+        return _settings(
+            weights,
+            backend,
+            found,
+            upscaler,
+            options=asdict(options),
+            precision=precision,
+            quality=quality,
+            compare=compare,
+        )
+
+    recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
+    with (
+        _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
+        bar(len(jobs)) as advance,
+    ):
+
+        def tell(outcome: Outcome) -> None:
+            write(outcome.record())
+            for line in (*outcome.notes, outcome.error):
+                if line:
+                    _complain(f"gpen-core: {line}" if line is outcome.error else f"{outcome.job.source}: {line}")
+            if json_lines:
+                _say_json(outcome.record())
+            elif not outcome.error:
+                _say(outcome.line())
+            advance()
+
+        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery)
+    if not jobs:
+        _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
+    if summary.stopped:
+        _complain(f"gpen-core: {summary.stopped}")
+    if len(jobs) > 1 or any(not job.named for job in jobs):
+        _complain(f"gpen-core: {summary.line()}")
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def doctor(
+    weights: Annotated[
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+    ] = DEFAULT_WEIGHTS,
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+) -> None:
+    """Tell what this machine has, what is missing, and the cure for each.
+
+    Exit codes: 0 if `enhance` would work, 4 if not.
+    """
+    from gpen_core.doctor import examine, works
+
+    found = examine(weights, detector)
+    for finding in found:
+        for line in finding.lines():
+            _say(line)
+    _say(f"enhance {'works' if works(found) else 'does not work'} on this machine")
+    raise typer.Exit(ExitCode.OK if works(found) else ExitCode.NOTHING_DONE)
 
 
 @app.command()
@@ -182,7 +376,8 @@ def version() -> None:
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -199,10 +394,12 @@ def run_command(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _complain("gpen-core: interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more while closing it.
-        sys.stdout = None
-        return ExitCode.OK
+    except ImportError as error:
+        _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
+        return ExitCode.BAD_INPUT
+    except OSError as error:
+        _complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return ExitCode.BAD_INPUT
     except Exception as error:
         # Typer's own errors, whichever package its version takes them from.
         if not hasattr(error, "format_message"):
@@ -211,6 +408,64 @@ def run_command(arguments: list[str]) -> int:
         if message:
             _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
+
+
+@contextmanager
+def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a record to the report; each is in the file at once."""
+    import json
+
+    from gpen_core.files import same_file
+
+    if path is None:
+        yield lambda record: None
+        return
+    if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
+        raise UsageError(f"--report {path}: that is one of the photos")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb", buffering=0)
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror}") from None
+
+    def write(record: dict[str, Any]) -> None:
+        try:
+            file.write(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            raise ImageError(f"--report {path}: {error.strerror}") from None
+
+    with file:
+        yield write
+
+
+def _preset(name: str, device: str) -> str:
+    """The preset's name; auto asks the device for its memory."""
+    if name != "auto":
+        return name
+    from gpen_core.backend import has_torch
+    from gpen_core.presets import choose_preset
+
+    if not has_torch():
+        return choose_preset(None)
+    import torch
+
+    from gpen_core.runtime import choose_device
+
+    found = choose_device(device)
+    memory = torch.cuda.get_device_properties(found).total_memory if found.type == "cuda" else None
+    return choose_preset(memory)
+
+
+def _settings(weights: str, backend: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
+    """The fingerprint of all that decides what becomes of a photo."""
+    from gpen_core.backend import find_weights
+    from gpen_core.ledger import fingerprint, settings_fingerprint
+    from gpen_weights import resolve
+
+    names = {"detector": detector, "upscaler": upscaler}
+    files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
+    files["weights"] = fingerprint(find_weights(weights, backend))
+    return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:
@@ -231,14 +486,19 @@ def _one_line(text: str) -> str:
 
 
 def _say(line: str) -> None:
-    typer.echo(line)
+    try:
+        # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
+        typer.echo(line, file=sys.stdout)
+    except BrokenPipeError:
+        # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
+        sys.stdout = None
 
 
 def _say_json(record: Any) -> None:
     import json
 
-    typer.echo(json.dumps(record))
+    _say(json.dumps(record))
 
 
 def _complain(line: str) -> None:
-    typer.echo(line, err=True)
+    typer.echo(line, file=sys.stderr)

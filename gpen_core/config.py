@@ -55,6 +55,11 @@ class PictureFormat(Protocol):
         """Five landmark positions as fractions of the crop (x, y)."""
         ...
 
+    @property
+    def task(self) -> str:
+        """One of `TASKS`."""
+        ...
+
 
 @dataclass(frozen=True)
 class InferredFormat:
@@ -64,6 +69,7 @@ class InferredFormat:
     output_size: int
     value_range: tuple[float, float] = (-1.0, 1.0)
     template: Template = GPEN_TEMPLATE
+    task: str = "restoration"
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,9 @@ class GeneratorConfig:
     def __post_init__(self) -> None:
         for name in ("input_size", "output_size"):
             size = getattr(self, name)
-            _require(_is_count(size) and size & (size - 1) == 0, f"{name} {size!r} is not a power of two")
+            _require(isinstance(size, int) and not isinstance(size, bool), f"{name} {size!r} is not a whole number")
             _require(2 * SMALLEST <= size <= LARGEST, f"{name} {size} is outside {2 * SMALLEST}..{LARGEST}")
+            _require(size & (size - 1) == 0, f"{name} {size!r} is not a power of two")
         expected = len(levels(max(self.input_size, self.output_size)))
         _require(len(self.channels) == expected, f"{len(self.channels)} widths for {expected} resolutions")
         for width in (*self.channels, self.style_dim):
@@ -112,7 +119,10 @@ class GeneratorConfig:
         _require(black < white, f"value_range {self.value_range} is not ascending")
         _require(len(self.template) == 5, f"the template has {len(self.template)} points instead of 5")
         for point in self.template:
-            _numbers(point, 2, "template point")
+            x, y = _numbers(point, 2, "template point")
+            _require(min(x, y) >= -4 and max(x, y) <= 5, f"template point {point} lies far outside the crop")
+        spans = [max(values) - min(values) for values in zip(*self.template, strict=True)]
+        _require(min(spans) > 0.01, "the template's points lie on top of each other")
         _require(self.task in TASKS, f"task {self.task!r} is none of {', '.join(TASKS)}")
 
     @property
@@ -286,6 +296,6 @@ def _is_count(value: object) -> bool:
 
 def _numbers(values: Any, count: int, name: str) -> tuple[float, ...]:
     ok = isinstance(values, tuple) and len(values) == count
-    ok = ok and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
-    _require(ok, f"{name} {values!r} is not {count} finite numbers")
+    ok = ok and all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e6 for v in values)
+    _require(ok, f"{name} {values!r} is not {count} moderate numbers")
     return tuple(values)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+_TEMPORARY = re.compile(r"\.(.{1,40})\.[0-9a-f]{12}\.part", re.DOTALL)
 
 
 @contextmanager
@@ -30,9 +33,36 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(targets: Iterable[Path]) -> int:
+    """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
+
+    Nobody may be writing one of the targets.
+    """
+    names: dict[Path, set[str]] = {}
+    for target in targets:
+        names.setdefault(target.parent, set()).add(target.name[:40])
+    removed = 0
+    for folder, starts in names.items():
+        with suppress(OSError):
+            for path in folder.iterdir():
+                match = _TEMPORARY.fullmatch(path.name)
+                if match and match[1] in starts:
+                    path.unlink()
+                    removed += 1
+    return removed
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path leads to a folder; False also for what this user may not look at, and for impossible names."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one existing file."""
     try:
         return one.samefile(other)
-    except OSError:
+    except (OSError, ValueError):
         return False

@@ -34,7 +34,7 @@ from gpen_core.image_tiff import read_tiff, tiff_is_cmyk, write_tiff
 from gpen_core.image_webp import read_webp, write_webp
 from gpen_core.photo import JpegStyle, Photo, Subsampling, straight_alpha
 
-__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "read", "shown", "write"]
+__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "is_picture", "read", "shown", "write"]
 
 _FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
@@ -82,6 +82,17 @@ def read(path: Path, *, max_pixels: int = 200_000_000) -> Photo:
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
     except MemoryError:
         raise ImageError(f"{shown(path)}: not enough memory to decode it") from None
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file's first bytes are those of a picture that `read` knows; False for one that can't be read."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _kind(file.read(512)) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def write(

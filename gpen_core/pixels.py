@@ -35,7 +35,6 @@ def level(dtype: np.dtype[Any]) -> int:
     return int(np.iinfo(dtype).max) // WHITE
 
 
-def grey_of(pixels: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Rec. 601 luma of H x W x 3 RGB, repeated in three channels."""
-    weights = np.array([0.299, 0.587, 0.114], pixels.dtype)
-    return np.repeat((pixels @ weights)[..., None], 3, axis=2)
+def luma(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rec. 601 luma [H, W] of H x W x 3 RGB in floating point; `photo.grey_of` does it for integers."""
+    return np.asarray(pixels @ np.array([0.299, 0.587, 0.114], pixels.dtype))

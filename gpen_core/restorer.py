@@ -2,74 +2,142 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from gpen_core.align import crop, crop_matrix, whole_matrix
-from gpen_core.backend import CropRuntime, load_runtime
-from gpen_core.blend import feathered_mask, full_mask, paste
+from gpen_core.align import compose, crop, crop_matrix, scaling, whole_matrix
+from gpen_core.backend import CropRuntime, load_runtime, require_torch
+from gpen_core.blend import cover, feathered_mask, full_mask, paste
 from gpen_core.config import PictureFormat
 from gpen_core.detect import Detector, load_detector
 from gpen_core.errors import ImageError, UsageError
-from gpen_core.pixels import grey_of, level
+from gpen_core.find import Box, find_faces, pose
+from gpen_core.finish import match_color, sharpen
+from gpen_core.photo import grey_of, to_depth
+from gpen_core.pixels import round_to
+from gpen_core.tiling import tiled
 from gpen_core.types import Canvas, Face, Image, Matrix
 
 if TYPE_CHECKING:
-    from gpen_core.runtime import RuntimeOptions
+    from gpen_core.rrdb import RRDBNet
+    from gpen_core.runtime import RuntimeOptions, Upscaler
 
 Only = Literal["all", "largest"]
+Rotate = Literal["off", "auto"]
 Status = Literal["restored", "failed", "skipped"]
+
+SCALES = (1, 2, 4)
+MIN_SIDE = 16
+MAX_SHARPEN = 3
+MAX_GRAIN = 2
+# More pixels than these don't fit most memories, and no JPEG.
+MAX_RESULT = 1_000_000_000
+
+
+def _require_range(name: str, value: float, most: float) -> None:
+    # Also refuses NaN.
+    if not 0 <= value <= most:
+        raise UsageError(f"{name} {value} is outside 0..{most}")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to do with a picture.
+    """What to do with a picture. All positions and sizes are in pixels of the picture that is given.
 
     strength: 0 leaves the picture as it is, 1 shows the restored face alone; linear in between.
-    only: every face or the largest alone. min_face: faces whose shorter box side has fewer pixels are left alone.
+    only: every face or the largest alone. max_faces: so many, the largest first. min_face: faces whose shorter box
+    side has fewer pixels are left alone. box: faces whose middle lies elsewhere are left alone.
+    rotate: "auto" also finds heads on their side or upside down.
     aligned: the whole picture is one face that fills it as the crop template wants; nothing is detected.
-    grey: the picture has no colour and gets none.
+    tile: the whole picture, of any size, is restored in tiles of so many pixels, each at the network's size, that begin
+    every `stride` pixels (half a tile by default); nothing is detected.
+    long_side: the result's longer side has at most so many pixels. upscale: the result is so many times as large; by
+    default as much as the up-scaler enlarges, or 1 without one.
+    match_color: faces keep the original's colours. sharpen: amount of an unsharp mask of the faces, 0 to 3. grain:
+    how much of the original's grain the faces get, 0 to 2.
+    grey: the picture has no colour and gets none. keep_crops: each face comes with its crop and what became of it.
     """
 
     strength: float = 1.0
     only: Only = "all"
+    max_faces: int | None = None
     min_face: int = 0
+    box: Box | None = None
+    rotate: Rotate = "off"
     aligned: bool = False
+    tile: int | None = None
+    stride: int | None = None
+    long_side: int | None = None
+    upscale: int | None = None
+    match_color: bool = False
+    sharpen: float = 0.0
+    grain: float = 0.0
     grey: bool = False
+    keep_crops: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.strength <= 1:
-            raise UsageError(f"strength {self.strength} is outside 0..1")
+        _require_range("strength", self.strength, 1)
+        _require_range("sharpen", self.sharpen, MAX_SHARPEN)
+        _require_range("grain", self.grain, MAX_GRAIN)
         if self.only not in ("all", "largest"):
             raise UsageError(f"only {self.only!r} is neither 'all' nor 'largest'")
+        if self.rotate not in ("off", "auto"):
+            raise UsageError(f"rotate {self.rotate!r} is neither 'off' nor 'auto'")
         if self.min_face < 0:
             raise UsageError(f"min_face {self.min_face} is negative")
+        if self.max_faces is not None and self.max_faces < 1:
+            raise UsageError(f"max_faces {self.max_faces} is less than one face")
+        if self.upscale not in (None, *SCALES):
+            raise UsageError(f"upscale {self.upscale} is not one of {', '.join(map(str, SCALES))}")
+        for name, side in (("long_side", self.long_side), ("tile", self.tile)):
+            if side is not None and side < MIN_SIDE:
+                raise UsageError(f"{name} {side} is less than {MIN_SIDE} pixels")
+        if self.stride is not None and not 1 <= self.stride <= (self.tile or 0):
+            raise UsageError(
+                f"stride {self.stride} is not from 1 to the tile's side" if self.tile else "stride without tile"
+            )
+        if self.whole and (self.box or self.max_faces or self.rotate == "auto"):
+            raise UsageError("nothing is detected with aligned or tile, so box, max_faces and rotate can't be used")
+
+    @property
+    def whole(self) -> bool:
+        """Whether the picture is taken as a whole, without looking for faces."""
+        return self.aligned or self.tile is not None
 
 
 @dataclass(frozen=True, eq=False)
 class RestoredFace(Face):
-    """A detected face and what became of it; `reason` explains a face that was not restored."""
+    """A detected face and what became of it; `reason` explains a face that was not restored.
+
+    crop: S x S x 3, what the network saw; picture: T x T x 3, what is pasted. Both only if they are to be kept.
+    """
 
     status: Status = "restored"
     reason: str = ""
+    crop: Image | None = None
+    picture: Image | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """image: the restored picture, of the input's size and type. faces: in the detector's order.
+    """image: the restored picture, of the input's type, and size unless asked for another. faces: as detected.
 
-    seconds: time spent in each step ("detect", "align", "restore", "paste").
+    seconds: time spent in each step ("detect", "align", "restore", "paste"; "background" if its size changes).
+    notes: what the user should know, one sentence each.
     """
 
     image: Canvas
     faces: tuple[RestoredFace, ...]
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> int:
@@ -86,15 +154,18 @@ class Restorer:
         config: PictureFormat,
         detector: Detector | None,
         runtime: RuntimeOptions | None = None,
+        upscaler: RRDBNet | None = None,
     ) -> None:
         """network: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable; or a
-        runtime of any engine, which `runtime` does not apply to.
+        runtime of any engine.
 
-        detector: needed unless every picture is aligned.
+        detector: needed unless every picture is taken as a whole. runtime: for a network that is no runtime yet, and
+        for the up-scaler. upscaler: enlarges the background; without it that is done by Lanczos' filter.
         """
         self.config = config
         self.detector = detector
         self.runtime: CropRuntime = network if isinstance(network, CropRuntime) else _on_torch(network, config, runtime)
+        self.upscaler = None if upscaler is None else _upscaling(upscaler, runtime)
 
     @classmethod
     def load(
@@ -106,13 +177,14 @@ class Restorer:
         precision: str = "auto",
         compile: bool = False,
         max_batch: int | None = None,
+        upscaler: str | Path | None = None,
         backend: str = "auto",
     ) -> Restorer:
-        """A restorer from converted or exported weights and a detector, each a path or a name of the catalog.
+        """A restorer from converted or exported weights, a detector and an up-scaler, each a path or a catalog's name.
 
-        backend: torch, onnx, or auto, which goes by the file. detector None serves aligned pictures only.
-        Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one
-        that can't be used, DeviceError for a device that is not there.
+        backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch. detector None serves
+        only pictures taken as a whole. Raises MissingWeightsError for a file that is not on this machine,
+        CheckpointError or DetectorError for one that can't be used, DeviceError for an absent device.
         """
         from gpen_weights import resolve
 
@@ -120,7 +192,14 @@ class Restorer:
             weights, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
         )
         found = None if detector is None else load_detector(resolve(detector))
-        return cls(runtime, runtime.config, found)
+        if upscaler is None:
+            return cls(runtime, runtime.config, found)
+        require_torch()
+        from gpen_core.rrdb import load_upscaler
+        from gpen_core.runtime import RuntimeOptions
+
+        options = RuntimeOptions(device=device, precision=precision)
+        return cls(runtime, runtime.config, found, options, load_upscaler(resolve(upscaler)))
 
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.
@@ -129,34 +208,60 @@ class Restorer:
         """
         _check(image)
         clock = _Clock()
-        view = eight_bit(image)
+        if options.tile is not None:
+            return self._tiled(image, options, options.tile, clock)
+        view = to_depth(image, np.uint8)
         faces = self._faces(view, options)
         clock.lap("detect")
         chosen = [i for i, face in enumerate(faces) if face.status == "restored"]
         matrices = [self._matrix(faces[i], view, options) for i in chosen]
         crops = [crop(view, matrix, self.config.input_size) for matrix in matrices]
+        del view
         clock.lap("align")
-        restored = self.runtime(crops) if options.strength > 0 else list(crops)
+        pictures = self._restore(crops, options)
         clock.lap("restore")
-        result = image.copy(order="C")
-        for i, matrix, picture in zip(chosen, matrices, restored, strict=True):
-            if picture is None:
-                faces[i] = _marked(faces[i], "failed", "the network gave values that are not finite")
-                continue
-            self._paste(result, picture, matrix, options)
+        result = self._background(image, options, clock)
+        scale_x, scale_y = image.shape[1] / result.shape[1], image.shape[0] / result.shape[0]
+        for i, matrix, seen, picture in zip(chosen, matrices, crops, pictures, strict=True):
+            faces[i] = _outcome(faces[i], seen, picture, options)
+            if picture is not None:
+                self._paste(result, picture, compose(matrix, scaling(scale_x, scale_y)), options, 1 / scale_x)
         clock.lap("paste")
-        return Restored(result, tuple(faces), clock.laps)
+        return Restored(result, tuple(faces), clock.laps, _notes(faces, options))
+
+    def _tiled(self, image: Canvas, options: Options, tile: int, clock: _Clock) -> Restored:
+        """The whole picture at the result's size, restored in tiles."""
+        result = self._background(image, options, clock)
+        view = to_depth(result, np.uint8)
+        size = self.config.input_size
+
+        def run(tiles: Sequence[Image]) -> list[Image | None]:
+            pictures = self._restore([stretched(picture, size) for picture in tiles], options)
+            return [None if picture is None else eight_bit(stretched(picture, tile)) for picture in pictures]
+
+        picture = tiled(view, tile, options.stride or max(1, tile // 2), run)
+        clock.lap("restore")
+        face = _outcome(self._whole(image), view.copy() if options.keep_crops else view, picture, options)
+        if picture is not None:
+            cover(result, picture, options.strength, options.grain, result.shape[1] / image.shape[1])
+        clock.lap("paste")
+        return Restored(result, (face,), clock.laps)
 
     def _faces(self, view: Image, options: Options) -> list[RestoredFace]:
         height, width = view.shape[:2]
         if options.aligned:
             if height != width:
                 raise ImageError(f"an aligned picture is square; this one has {width} x {height} pixels")
-            landmarks = np.array(self.config.template, np.float64) * width
-            return [RestoredFace(np.array([0.0, 0.0, width, height]), landmarks, 1.0)]
+            return [self._whole(view)]
         if self.detector is None:
             raise UsageError("without a detector only aligned pictures can be restored")
-        return select_faces(self.detector(view), options)
+        return select_faces(find_faces(self.detector, view, options.box, options.rotate == "auto"), options)
+
+    def _whole(self, image: Canvas) -> RestoredFace:
+        """The picture as one face that fills it."""
+        height, width = image.shape[:2]
+        landmarks = np.array(self.config.template, np.float64) * [width, height]
+        return RestoredFace(np.array([0.0, 0.0, width, height]), landmarks, 1.0)
 
     def _matrix(self, face: Face, view: Image, options: Options) -> Matrix:
         height, width = view.shape[:2]
@@ -164,12 +269,32 @@ class Restorer:
             return whole_matrix(width, height, self.config.input_size)
         return crop_matrix(face.landmarks, self.config.template, self.config.input_size)
 
-    def _paste(self, canvas: Canvas, picture: Image, matrix: Matrix, options: Options) -> None:
-        if options.grey:
-            picture = np.rint(grey_of(picture.astype(np.float32))).astype(np.uint8)
+    def _restore(self, crops: Sequence[Image], options: Options) -> list[Canvas | None]:
+        """T x T x 3 for each crop, finished, uint8 or float32 in 0..255; None where the network failed."""
+        pictures = self.runtime(crops) if options.strength > 0 else list(crops)
+        pairs = zip(pictures, crops, strict=True)
+        return [None if picture is None else finished(picture, seen, options) for picture, seen in pairs]
+
+    def _background(self, image: Canvas, options: Options, clock: _Clock) -> Canvas:
+        """A new array for the result: the picture at the result's size."""
+        small = shrunk(image, options.long_side)
+        scale = options.upscale or (1 if self.upscaler is None else self.upscaler.scale)
+        height, width = (scale * side for side in small.shape[:2])
+        if height * width > MAX_RESULT:
+            raise ImageError(f"enlarged {scale} times it would have {width} x {height} pixels, too many")
+        if self.upscaler is not None:
+            large = self.upscaler(small, scale)
+        elif scale > 1:
+            large = np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_LANCZOS4))
+        else:
+            return small.copy(order="C") if small is image else small
+        clock.lap("background")
+        return large
+
+    def _paste(self, canvas: Canvas, picture: Canvas, matrix: Matrix, options: Options, scale: float) -> None:
         size = picture.shape[0]
         mask = full_mask(size) if options.aligned else feathered_mask(size)
-        paste(canvas, picture, matrix, self.config.input_size, mask, options.strength)
+        paste(canvas, picture, matrix, self.config.input_size, mask, options.strength, options.grain, scale)
 
 
 def _on_torch(network: Callable[..., object], config: PictureFormat, options: RuntimeOptions | None) -> CropRuntime:
@@ -178,35 +303,93 @@ def _on_torch(network: Callable[..., object], config: PictureFormat, options: Ru
     return Runtime(network, config, options or RuntimeOptions())  # type: ignore[arg-type]
 
 
+def _upscaling(network: RRDBNet, options: RuntimeOptions | None) -> Upscaler:
+    from gpen_core.runtime import RuntimeOptions, Upscaler
+
+    return Upscaler(network, options or RuntimeOptions())
+
+
 def select_faces(faces: Sequence[Face], options: Options) -> list[RestoredFace]:
     """Mark which of the detected faces are to be restored, in their order."""
-    marked = []
-    for face in faces:
-        short = min(face.width, face.height)
-        small = short < options.min_face
-        reason = f"its shorter side of {short:.0f} px is under {options.min_face}" if small else ""
-        marked.append(_marked(face, "skipped" if small else "restored", reason))
-    if options.only == "all":
+    marked = [_skipped(face, _unwanted(face, options)) for face in faces]
+    limit = 1 if options.only == "largest" else options.max_faces
+    if limit is None:
         return marked
-    largest = max(
-        (face for face in marked if face.status == "restored"), key=lambda f: f.width * f.height, default=None
-    )
+    wanted = [face for face in marked if face.status == "restored"]
+    kept = sorted(wanted, key=lambda face: -face.width * face.height)[:limit]
+    reason = "not the largest" if limit == 1 else f"not among the {limit} largest"
     return [
-        face if face is largest or face.status == "skipped" else _marked(face, "skipped", "not the largest")
+        _skipped(face, reason) if face.status == "restored" and not any(face is other for other in kept) else face
         for face in marked
     ]
 
 
-def eight_bit(image: Canvas) -> Image:
-    """The uint8 view of a picture: itself, or 16 bits rounded to 8."""
-    step = level(image.dtype)
-    if step == 1:
+def finished(picture: Image, seen: Image, options: Options) -> Canvas:
+    """A restored face as it is to be pasted: uint8 as it came, or float32 if anything was done to it."""
+    if options.grey:
+        picture = np.repeat(grey_of(picture)[..., None], 3, axis=2)
+    if not (options.match_color or options.sharpen):
+        return picture
+    values = picture.astype(np.float32)
+    if options.match_color:
+        values = match_color(values, seen)
+    if options.sharpen:
+        values = sharpen(values, options.sharpen)
+    return np.clip(values, 0, 255)
+
+
+def shrunk(image: Canvas, long_side: int | None) -> Canvas:
+    """The picture averaged down until its longer side has `long_side` pixels; itself if it has no more."""
+    height, width = image.shape[:2]
+    if long_side is None or max(height, width) <= long_side:
         return image
-    return ((image.astype(np.uint32) + step // 2) // step).astype(np.uint8)
+    ratio = long_side / max(height, width)
+    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
 
 
-def _marked(face: Face, status: Status, reason: str) -> RestoredFace:
-    return RestoredFace(face.box, face.landmarks, face.score, status, reason)
+def stretched(picture: Canvas, size: int) -> Canvas:
+    """A square picture at another size, averaged down or interpolated."""
+    if picture.shape[0] == size:
+        return picture
+    method = cv2.INTER_AREA if picture.shape[0] > size else cv2.INTER_CUBIC
+    return np.clip(cv2.resize(picture, (size, size), interpolation=method), 0, 255)
+
+
+def eight_bit(picture: Canvas) -> Image:
+    """uint8 or float32 in 0..255 as uint8."""
+    return picture if picture.dtype == np.uint8 else round_to(picture, np.dtype(np.uint8))
+
+
+def _unwanted(face: Face, options: Options) -> str:
+    """Why a face is to be left alone, or nothing."""
+    if options.box is not None and not options.box.holds(face):
+        return "outside the box"
+    short = min(face.width, face.height)
+    return f"its shorter side of {short:.0f} px is under {options.min_face}" if short < options.min_face else ""
+
+
+def _skipped(face: Face, reason: str) -> RestoredFace:
+    return RestoredFace(face.box, face.landmarks, face.score, "skipped" if reason else "restored", reason)
+
+
+def _outcome(face: RestoredFace, seen: Image, picture: Canvas | None, options: Options) -> RestoredFace:
+    if picture is None:
+        return replace(face, status="failed", reason="the network gave values that are not finite")
+    return replace(face, crop=seen, picture=eight_bit(picture)) if options.keep_crops else face
+
+
+def _notes(faces: Sequence[RestoredFace], options: Options) -> tuple[str, ...]:
+    notes = []
+    box = options.box
+    if box is not None and not any(box.holds(face) for face in faces):
+        notes.append(f"no face in the box {box.x:g},{box.y:g},{box.width:g},{box.height:g}")
+    if options.rotate == "off" and not options.aligned:
+        if not faces:
+            notes.append("no face found; heads on their side are found with --rotate auto")
+        elif any(face.status == "restored" and abs(pose(face)[0]) > math.pi / 4 for face in faces):
+            notes.append("a head is tilted far; --rotate auto may restore it better")
+    return tuple(notes)
 
 
 def _check(image: NDArray[np.generic]) -> None:

@@ -22,7 +22,8 @@ from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.model import Generator
 from gpen_core.pixels import from_network, to_network
-from gpen_core.types import Image
+from gpen_core.rrdb import RRDBNet, upscale
+from gpen_core.types import Canvas, Image
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 BUCKETS = (1, 2, 4, 8, 16)
@@ -30,6 +31,8 @@ LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
 # One compilation for each bucket and each runtime of a process; PyTorch's own limit of 8 counts them all together.
 COMPILATIONS = 64
+# Sides of the up-scaler's tiles, in cells of its grid.
+LARGEST_TILE, SMALLEST_TILE = 256, 32
 # Global switches of PyTorch can't be set for one thread alone.
 SWITCHES = threading.RLock()
 logger = logging.getLogger(__name__)
@@ -246,6 +249,58 @@ class Runtime:
             return pictures.permute(0, 2, 3, 1).contiguous(), finite
 
         return step
+
+
+class Upscaler:
+    """Runs an up-scaling network on whole pictures in tiles, eagerly. Threads may share it.
+
+    net: its float32 weights are left as they are. Raises UsageError and DeviceError.
+    """
+
+    def __init__(self, net: RRDBNet, options: RuntimeOptions = RuntimeOptions()) -> None:
+        self.net = net
+        self.options = options
+        self.device = choose_device(options.device)
+        self.precision = choose_precision(options.precision, self.device)
+        self.tile = LARGEST_TILE
+        self._lock = threading.RLock()
+        self._prepared = self._prepare(self.precision)
+
+    @property
+    def scale(self) -> int:
+        """How much the network enlarges."""
+        return self.net.config.scale
+
+    def __call__(self, picture: Canvas, scale: int) -> Canvas:
+        """Enlarge H x W x 3 uint8 or uint16 by `scale`, which divides the network's. Raises DeviceError."""
+        while True:
+            try:
+                return self._attempt(picture, scale)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if self.tile <= SMALLEST_TILE:
+                raise DeviceError(f"out of memory on {self.device} with the up-scaler's smallest tiles")
+            self.tile //= 2
+            logger.warning("out of memory; the up-scaler goes on with tiles of %d cells", self.tile)
+
+    def _attempt(self, picture: Canvas, scale: int) -> Canvas:
+        try:
+            with self._lock, switches(self.device, self.precision, self.options):
+                return upscale(self._prepared, picture, scale, tile=self.tile)
+        except DeviceError as error:
+            if self.precision not in LOW:
+                raise
+            logger.warning("%s: computing the picture again in fp32", error)
+        with self._lock, switches(self.device, "fp32", self.options):
+            return upscale(self._prepare("fp32"), picture, scale, tile=self.tile)
+
+    def _prepare(self, precision: str) -> RRDBNet:
+        if self.device.type == "cpu" and precision not in LOW:
+            return self.net
+        return copy.deepcopy(self.net).to(self.device, LOW.get(precision, torch.float32))
 
 
 class Compiled:

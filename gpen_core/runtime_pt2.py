@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpen_core.config import METADATA_KEY, WeightsMetadata, describe
-from gpen_core.errors import CheckpointError, DeviceError, UsageError
+from gpen_core.errors import CheckpointError, DeviceError
 from gpen_core.runtime import Runtime, RuntimeOptions, choose_device
 from gpen_core.types import Image
 
@@ -132,7 +132,7 @@ class Sidecar:
 class PackageRuntime:
     """Runs a package of `gpen-core export --format pt2` on aligned 8-bit crops. Threads may share it.
 
-    device: auto is the one that it was compiled for. max_batch: faces in one call, at most 15.
+    device: auto is the one that it was compiled for. max_batch: faces in one call; more than 15 means 15.
     Raises CheckpointError for a package that is not whole, DeviceError for one that is for another machine.
     """
 
@@ -143,13 +143,11 @@ class PackageRuntime:
         if torch.device(choose_device(wanted)).type != sidecar.machine.device:
             raise DeviceError(f"{path}: compiled for {sidecar.machine.device}, not for {device}")
         sidecar, network = load_package(path, choose_device(wanted))
-        most = sidecar.batches[1]
-        if max_batch is not None and max_batch > most:
-            raise UsageError(f"{path}: takes at most {most} faces at once, not {max_batch}")
+        most = None if max_batch is None else min(max_batch, sidecar.batches[1])
         self.config = sidecar.weights.config
         self.metadata = sidecar.weights
         self.precision = sidecar.dtype
-        self._runtime = Runtime(network, self.config, RuntimeOptions(device=wanted, max_batch=max_batch))
+        self._runtime = Runtime(network, self.config, RuntimeOptions(device=wanted, max_batch=most))
 
     @property
     def description(self) -> str:

@@ -50,6 +50,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Restorer, "load", classmethod(load))
     monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.cli._settings", lambda *networks, **others: "the same")
     return calls
 
 
@@ -99,7 +100,7 @@ def test_enhance_many(folder: Path, stub: list[Any]) -> None:
     Path("älbum one/PHOTO 2.JPG").write_bytes(cv2.imencode(".jpg", PICTURE)[1].tobytes())
     Path("älbum one/notes.txt").write_text("no photo")
     assert run_command(["enhance", "photo.png", "other.png", "älbum one", "-o", "out"]) == 0
-    assert sorted(p.name for p in Path("out").iterdir()) == ["PHOTO 2.JPG", "other.png", "photo.png"]
+    assert sorted(p.name for p in Path("out").glob("[!.]*")) == ["PHOTO 2.JPG", "other.png", "photo.png"]
     assert len(stub) == 1
 
 
@@ -147,6 +148,8 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "device": "cpu",
             "precision": "fp32",
             "compile": True,
+            "max_batch": None,
+            "upscaler": None,
         }
     ]
 
@@ -172,6 +175,91 @@ def test_a_face_that_is_not_finite(
     assert run_command(["enhance", "photo.png"]) == 3
     assert "1 failed" in capsys.readouterr().out
     assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+# enhance: faces, sizes, pictures to look at.
+
+
+def test_enhance_box(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "photo.png", "--box", "50,40,20,20"]) == 0
+    assert capsys.readouterr().err == ""
+    assert load_png(Path("photo_restored.png"))[50, 60, 0] == 0
+    assert run_command(["enhance", "photo.png", "--box", "0,0,20,20"]) == 0
+    assert "no face in the box 0,0,20,20" in one_line(capsys.readouterr().err)
+    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+
+
+def test_enhance_hints_at_tilted_heads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(never_finite, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert run_command(["enhance", "photo.png"]) == 0
+    captured = capsys.readouterr()
+    assert "0 faces" in one_line(captured.out)
+    assert "--rotate auto" in one_line(captured.err)
+    assert run_command(["enhance", "photo.png", "--rotate", "auto"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_enhance_sizes(folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "-o", "a.png", "--upscale", "2"]) == 0
+    assert load_png(Path("a.png")).shape == (200, 240, 3)
+    assert run_command(["enhance", "photo.png", "-o", "b.png", "--long-side", "60"]) == 0
+    assert load_png(Path("b.png")).shape == (50, 60, 3)
+    assert [call["upscaler"] for call in stub] == [None, None]
+    assert run_command(["enhance", "photo.png", "-o", "c.png", "--upscaler", "up.safetensors"]) == 0
+    assert stub[2]["upscaler"] == "up.safetensors"
+
+
+def test_enhance_tiles_need_no_detector(folder: Path, stub: list[Any]) -> None:
+    assert run_command(["enhance", "photo.png", "--tile", "64", "--stride", "32"]) == 0
+    assert stub[0]["detector"] is None
+    assert (load_png(Path("photo_restored.png"))[..., 0] == 0).all()
+
+
+def test_enhance_compare(folder: Path, stub: list[Any]) -> None:
+    rgba = np.dstack([PICTURE, np.full(PICTURE.shape[:2], 200, np.uint8)])
+    assert cv2.imwrite("clear.png", rgba[..., [2, 1, 0, 3]])
+    assert run_command(["enhance", "photo.png", "clear.png", "-o", "out", "--compare"]) == 0
+    names = {path.name for path in Path("out").iterdir()}
+    assert names == {"photo.png", "photo_compare.png", "clear.png", "clear_compare.png"}
+    for name in ("photo", "clear"):
+        both = load_png(Path(f"out/{name}_compare.png"))
+        assert np.array_equal(both[:, :120], PICTURE)
+        assert np.array_equal(both[:, 120:], load_png(Path("out/photo.png")))
+
+
+def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    save_png(Path("photo_compare.png"), PICTURE[::-1])
+    before = Path("photo_compare.png").read_bytes()
+    assert run_command(["enhance", "photo.png", "photo_compare.png", "-o", "out", "--compare"]) == 1
+    assert "photo_compare.png" in one_line(capsys.readouterr().err)
+    assert not Path("out").exists()
+    assert Path("photo_compare.png").read_bytes() == before
+
+
+def test_enhance_save_faces(folder: Path, stub: list[Any]) -> None:
+    for name in ("a/photo.png", "a/b/photo.png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        save_png(Path(name), PICTURE)
+    assert cv2.imwrite("a/photo.jpg", PICTURE)
+    assert run_command(["enhance", "a", "--recursive", "-o", "out", "--save-faces", "faces"]) == 0
+    found = {path.relative_to("faces").as_posix() for path in Path("faces").rglob("*") if path.is_file()}
+    kinds = ("crop", "restored", "both")
+    photos = ("photo.png", "photo.jpg", "b/photo.png")
+    assert found == {f"{photo}_face1_{kind}.png" for photo in photos for kind in kinds}
+    crop, restored, both = (load_png(Path(f"faces/b/photo.png_face1_{kind}.png")) for kind in kinds)
+    assert crop.shape == restored.shape == (64, 64, 3)
+    assert crop[..., 0].max() > 0
+    assert restored[..., 0].max() == 0
+    assert np.array_equal(both, np.hstack([crop, restored]))
+
+
+def test_save_faces_into_a_file(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "photo.png", "--save-faces", "photo.png"]) == 2
+    assert "photo.png" in one_line(capsys.readouterr().err)
 
 
 # enhance: mistakes.
@@ -207,7 +295,9 @@ def test_one_bad_photo_does_not_end_the_run(folder: Path, stub: list[Any], capsy
     names = ["photo.png", *BAD_PHOTOS, "z.png"]
     assert run_command(["enhance", *names, "-o", "out"]) == 3
     assert sorted(p.name for p in Path("out").iterdir()) == ["photo.png", "z.png"]
-    assert len(capsys.readouterr().err.splitlines()) == len(BAD_PHOTOS)
+    *reasons, summary = capsys.readouterr().err.splitlines()
+    assert len(reasons) == len(BAD_PHOTOS)
+    assert f"2 restored, 0 no face, {len(BAD_PHOTOS)} failed, 0 skipped" in summary
     assert run_command(["enhance", *BAD_PHOTOS, "-o", "none"]) == 4
 
 
@@ -219,6 +309,19 @@ USAGE = {
     "strength text": ["enhance", "photo.png", "--strength", "much"],
     "only": ["enhance", "photo.png", "--only", "best"],
     "min face": ["enhance", "photo.png", "--min-face", "-3"],
+    "box": ["enhance", "photo.png", "--box", "1,2,3"],
+    "box text": ["enhance", "photo.png", "--box", "the left one"],
+    "empty box": ["enhance", "photo.png", "--box", "1,2,0,5"],
+    "max faces": ["enhance", "photo.png", "--max-faces", "0"],
+    "rotate": ["enhance", "photo.png", "--rotate", "45"],
+    "upscale": ["enhance", "photo.png", "--upscale", "3"],
+    "long side": ["enhance", "photo.png", "--long-side", "-5"],
+    "tile": ["enhance", "photo.png", "--tile", "0"],
+    "stride": ["enhance", "photo.png", "--stride", "256"],
+    "wide stride": ["enhance", "photo.png", "--tile", "64", "--stride", "65"],
+    "sharpen": ["enhance", "photo.png", "--sharpen", "nan"],
+    "grain": ["enhance", "photo.png", "--grain", "-1"],
+    "box of aligned": ["enhance", "photo.png", "--aligned", "--box", "1,2,3,4"],
     "over itself": ["enhance", "photo.png", "-o", "photo.png"],
     "into its folder": ["enhance", "photo.png", "-o", "."],
     "collision": ["enhance", "photo.png", "sub/photo.png", "-o", "out"],

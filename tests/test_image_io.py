@@ -300,7 +300,7 @@ def test_a_bomb_is_refused_from_its_header(tmp_path: Path) -> None:
     assert path.stat().st_size < 400_000
     code = textwrap.dedent(
         """
-        import re, sys
+        import resource, sys
         from pathlib import Path
         from gpen_core.errors import ImageError
         from gpen_core.image_io import read

@@ -16,15 +16,16 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "align", "blend", "tiling"),
+    ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
+    ("align", "finish", "blend", "tiling"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
-    ("image_io",),
+    ("image_io", "plan"),
     ("model", "detect"),
     ("checkpoint", "rrdb"),
     ("runtime", "runtime_onnx", "runtime_pt2"),
     ("backend",),
-    ("restorer",),
-    ("batch", "service", "cli"),
+    ("find", "restorer", "tasks"),
+    ("gallery", "batch", "doctor", "service", "cli"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent
@@ -77,7 +78,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'convert', 'export', 'info', 'weights', 'version'\n"
+        "commands = 'enhance', 'doctor', 'convert', 'export', 'info', 'weights', 'version'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
+import cv2
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gpen_core.align import crop_matrix, invert
-from gpen_core.blend import feathered_mask
-from gpen_core.errors import GpenError, ImageError, UsageError
-from gpen_core.restorer import Options, Restorer, eight_bit
-from gpen_core.types import Face
+from gpen_core.blend import feathered_mask, paste
+from gpen_core.errors import DeviceError, GpenError, ImageError, UsageError
+from gpen_core.find import Box
+from gpen_core.photo import to_depth
+from gpen_core.restorer import Options, Restorer
+from gpen_core.rrdb import RRDBNet, UpscalerConfig, upscale
+from gpen_core.runtime import RuntimeOptions, Upscaler
+from gpen_core.types import Canvas, Face, Image
 from tests.stubs import (
     FixedDetector,
     config_of,
@@ -203,9 +212,287 @@ def test_choosing_faces() -> None:
     assert [f.status for f in run(PICTURE, Options(min_face=500)).faces] == ["skipped", "skipped"]
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"strength": 1.5}, {"strength": -0.1}, {"strength": float("nan")}, {"only": "best"}, {"min_face": -1}]
-)
+def test_the_largest_faces() -> None:
+    sizes = (60, 100, 40, 80)
+    run = restorer(without_channel_0, *(face_at(40 + 70 * i, 120, size) for i, size in enumerate(sizes)))
+    for count, chosen in ((1, {100}), (2, {100, 80}), (3, {100, 80, 60}), (9, set(sizes))):
+        faces = run(PICTURE, Options(max_faces=count)).faces
+        assert {size for size, face in zip(sizes, faces, strict=True) if face.status == "restored"} == chosen
+    reasons = {face.reason for face in run(PICTURE, Options(max_faces=2)).faces}
+    assert reasons == {"", "not among the 2 largest"}
+    # Small faces don't use up the number, nor do faces elsewhere.
+    faces = run(PICTURE, Options(max_faces=2, min_face=45)).faces
+    assert [face.status for face in faces] == ["skipped", "restored", "skipped", "skipped"]
+    faces = run(PICTURE, Options(max_faces=1, box=Box(0, 0, 100, 240))).faces
+    assert [face.status for face in faces] == ["restored", "skipped", "skipped", "skipped"]
+
+
+def test_faces_of_equal_size() -> None:
+    run = restorer(without_channel_0, *(face_at(40 + 70 * i, 120, 60) for i in range(4)))
+    assert [face.status for face in run(PICTURE, Options(max_faces=2)).faces] == ["restored"] * 2 + ["skipped"] * 2
+
+
+def test_box() -> None:
+    run = restorer(without_channel_0, face_at(80, 120, 60), face_at(220, 120, 60))
+    result = run(PICTURE, Options(box=Box(180, 80, 80, 80)))
+    assert [(face.status, face.reason) for face in result.faces] == [("skipped", "outside the box"), ("restored", "")]
+    assert np.array_equal(result.image[:, :150], PICTURE[:, :150])
+    assert result.notes == ()
+    result = run(PICTURE, Options(box=Box(1, 2, 30, 40)))
+    assert np.array_equal(result.image, PICTURE)
+    assert result.notes == ("no face in the box 1,2,30,40",)
+
+
+def test_hints_at_tilted_heads() -> None:
+    for faces in ([], [FACES["upside down"]]):
+        assert "--rotate auto" in restorer(identity, *faces)(PICTURE).notes[0]
+        assert restorer(identity, *faces)(PICTURE, Options(rotate="auto")).notes == ()
+    assert restorer(identity, FACES["turned"])(PICTURE).notes == ()
+
+
+@dataclass(frozen=True)
+class UprightOnly:
+    """Sees a face where a picture is white, if the white lies above the black that belongs to it."""
+
+    family: str = "upright"
+
+    def __call__(self, image: Image) -> list[Face]:
+        white, black = (np.argwhere((image == value).all(2)) for value in (255, 0))
+        if not len(white) or white[:, 0].mean() >= black[:, 0].mean() - 4:
+            return []
+        x, y = (white.mean(0) + black.mean(0))[::-1] / 2
+        return [face_at(x, y, 64)]
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_lying_heads_are_restored_as_upright_ones(quarters: int) -> None:
+    picture = smooth_picture(200, 150) // 2 + 60
+    picture[50:60, 70:100], picture[90:100, 70:100] = 255, 0
+    lying = np.ascontiguousarray(np.rot90(picture, quarters))
+    seen = []
+
+    def network(x: Tensor) -> Tensor:
+        seen.append(x.clone())
+        return without_channel_0(x)
+
+    run = Restorer(network, config_of(), UprightOnly())
+    upright, turned = run(picture), run(lying, Options(rotate="auto"))
+    assert [face.status for face in turned.faces] == ["restored"]
+    assert (seen[1] - seen[0]).abs().max() <= 2 * 2 / 255
+    assert difference(np.rot90(turned.image, -quarters), upright.image).max() <= 2
+    assert np.array_equal(run(lying).image, lying) is (quarters != 0)
+
+
+RAMP = np.repeat(np.repeat(np.arange(0, 240, 8, dtype=np.uint8)[None, :, None], 30, 0), 3, 2)
+
+
+@pytest.mark.parametrize("upscale", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_faces_are_pasted_into_an_enlarged_picture(upscale: int, dtype: type) -> None:
+    picture = np.ascontiguousarray(RAMP).astype(dtype) * dtype(1 if dtype == np.uint8 else 257)
+    face = face_at(15, 15, 20)
+    result = restorer(identity, face, size=64)(picture, Options(upscale=upscale))
+    assert result.image.dtype == dtype
+    expected = cv2.resize(picture, None, fx=upscale, fy=upscale, interpolation=cv2.INTER_LANCZOS4)
+    # Half a pixel of the enlarged picture would make 2 levels or more.
+    assert difference(result.image, expected).max() <= np.iinfo(dtype).max // 255
+    red_gone = restorer(without_channel_0, face)(picture, Options(upscale=upscale)).image
+    gone = red_gone[..., 0] < expected[..., 0] * 0.5
+    rows, columns = np.flatnonzero(gone.any(1)), np.flatnonzero(gone.any(0))
+    assert abs((rows[0] + rows[-1] + 1) / 2 - 15.5 * upscale) <= 1
+    assert len(columns) == pytest.approx(18 * upscale, abs=2)
+    outside = np.ones(gone.shape, bool)
+    outside[5 * upscale : 26 * upscale, 5 * upscale : 26 * upscale] = False
+    assert np.array_equal(red_gone[outside], expected[outside])
+
+
+def small_upscaler(scale: int) -> RRDBNet:
+    torch.manual_seed(0)
+    return RRDBNet(UpscalerConfig(scale, 8, 1, 4, margin=17)).eval().requires_grad_(False)
+
+
+def test_an_upscaler_makes_the_background() -> None:
+    net = small_upscaler(2)
+    run = Restorer(without_channel_0, config_of(), FixedDetector([FACES["same size"]]), upscaler=net)
+    result = run(PICTURE)
+    expected = upscale(net, PICTURE, 2)
+    assert result.image.shape == (480, 600, 3)
+    assert np.array_equal(result.image[:170], expected[:170])
+    assert (result.image[230:250, 290:310, 0] == 0).all()
+    assert list(result.seconds) == ["detect", "align", "restore", "background", "paste"]
+    assert run(PICTURE, Options(upscale=1)).image.shape == PICTURE.shape
+    with pytest.raises(UsageError, match="enlarges by 2"):
+        run(PICTURE, Options(upscale=4))
+
+
+def test_an_upscaler_short_of_memory_takes_smaller_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, tiles = small_upscaler(2), []
+
+    def hungry(net: RRDBNet, picture: Canvas, scale: int, *, tile: int) -> Canvas:
+        tiles.append(tile)
+        if tile > limit:
+            raise MemoryError
+        return upscale(net, picture, scale, tile=tile)
+
+    monkeypatch.setattr("gpen_core.runtime.upscale", hungry)
+    limit = 64
+    assert np.array_equal(Upscaler(net)(PICTURE, 2), upscale(net, PICTURE, 2))
+    assert tiles == [256, 128, 64]
+    limit = 0
+    with pytest.raises(DeviceError, match="out of memory"):
+        Upscaler(net)(PICTURE, 2)
+
+
+def test_an_upscaler_that_is_not_finite_in_bf16_runs_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = small_upscaler(2)
+
+    def fragile(net: RRDBNet, picture: Canvas, scale: int, *, tile: int) -> Canvas:
+        if net.conv_first.weight.dtype == torch.bfloat16:
+            raise DeviceError("the up-scaler's result is not finite in bfloat16")
+        return upscale(net, picture, scale, tile=tile)
+
+    monkeypatch.setattr("gpen_core.runtime.upscale", fragile)
+    run = Upscaler(net, RuntimeOptions(device="cpu", precision="bf16"))
+    assert np.array_equal(run(PICTURE[:50, :60], 2), upscale(net, PICTURE[:50, :60], 2))
+
+
+def test_long_side() -> None:
+    run = restorer(without_channel_0, FACES["same size"])
+    result = run(PICTURE, Options(long_side=150))
+    assert result.image.shape == (120, 150, 3)
+    assert np.array_equal(result.faces[0].landmarks, FACES["same size"].landmarks)
+    expected = cv2.resize(PICTURE, (150, 120), interpolation=cv2.INTER_AREA)
+    assert np.array_equal(result.image[:40], expected[:40])
+    assert (result.image[55:65, 70:80, 0] == 0).all()
+    assert run(PICTURE, Options(long_side=300)).image.shape == PICTURE.shape
+    assert run(PICTURE, Options(long_side=150, upscale=2)).image.shape == (240, 300, 3)
+
+
+def test_results_that_are_too_large() -> None:
+    with pytest.raises(ImageError, match="too many"):
+        restorer(identity)(np.zeros((8000, 8000, 3), np.uint8), Options(upscale=4))
+
+
+@pytest.mark.parametrize(("tile", "stride"), [(64, 32), (64, None), (64, 64), (96, 48), (40, 20)])
+def test_tiles(tile: int, stride: int | None) -> None:
+    options = Options(tile=tile, stride=stride)
+    result = Restorer(identity, config_of(), None)(PICTURE, options)
+    assert difference(result.image, PICTURE).max() <= (0 if tile == 64 else 2)
+    assert len(result.faces) == 1
+    red_gone = Restorer(without_channel_0, config_of(), None)(PICTURE, options)
+    assert (red_gone.image[..., 0] == 0).all()
+    half = Restorer(without_channel_0, config_of(), None)(PICTURE, replace(options, strength=0.5))
+    assert difference(half.image[..., 0], PICTURE[..., 0] / 2).max() <= 1
+
+
+def test_a_tiled_picture_of_the_network_s_size_is_the_aligned_one() -> None:
+    def blurred(x: Tensor) -> Tensor:
+        return F.avg_pool2d(F.pad(x, (4, 4, 4, 4)), 9, 1)
+
+    picture = smooth_picture(64, 64)
+    run = Restorer(blurred, config_of(), None)
+    assert np.array_equal(run(picture, Options(tile=64)).image, run(picture, Options(aligned=True)).image)
+    assert run(picture, Options(tile=64, upscale=2)).image.shape == (128, 128, 3)
+
+
+def test_a_tile_that_is_not_finite_keeps_the_picture() -> None:
+    def network(x: Tensor) -> Tensor:
+        return torch.where(x.mean() > 0, torch.inf, x)
+
+    picture = PICTURE.copy()
+    picture[200:, 200:] = 255
+    result = Restorer(network, config_of(), None)(picture, Options(tile=64))
+    assert [face.status for face in result.faces] == ["failed"]
+    assert np.array_equal(result.image, picture)
+
+
+def test_tiles_of_deep_and_grey_pictures() -> None:
+    deep = np.repeat(PICTURE[..., :1], 3, 2).astype(np.uint16) * 257 + 3
+    run = Restorer(without_channel_0, config_of(), None)
+    result = run(deep, Options(tile=64, grey=True))
+    assert result.image.dtype == np.uint16
+    assert np.array_equal(result.image[..., 0], result.image[..., 2])
+
+
+def test_finish() -> None:
+    def tinted(x: Tensor) -> Tensor:
+        return x + x.new_tensor([0.2, 0, -0.2])[:, None, None]
+
+    picture = PICTURE // 2 + 60
+    run = restorer(tinted, FACES["same size"], size=64)
+    assert difference(run(picture).image, picture).max() > 20
+    assert difference(run(picture, Options(match_color=True)).image, picture).max() <= 2
+    detailed = np.clip(picture + np.random.RandomState(0).normal(0, 8, picture.shape), 0, 255).astype(np.uint8)
+    sharp = restorer(identity, FACES["same size"])(detailed, Options(sharpen=1)).image
+    middle = (slice(100, 140), slice(130, 170))
+    before, after = (np.diff(image[middle].mean(2)).std() for image in (detailed, sharp))
+    assert after > 1.2 * before
+    assert np.array_equal(sharp[:80], detailed[:80])
+
+
+def test_crops_are_kept_on_request() -> None:
+    run = restorer(without_channel_0, *FACES.values(), output_size=64)
+    assert all(face.crop is None and face.picture is None for face in run(PICTURE).faces)
+    faces = run(PICTURE, Options(keep_crops=True, sharpen=0.5, max_faces=3)).faces
+    for face in faces:
+        if face.status == "skipped":
+            assert face.crop is None
+            continue
+        assert face.crop is not None
+        assert face.picture is not None
+        assert face.crop.shape == face.picture.shape == (64, 64, 3)
+        assert face.picture.dtype == np.uint8
+    assert sum(face.crop is not None for face in faces) == 3
+
+
+def test_everything_at_once_is_repeatable_in_threads() -> None:
+    options = Options(
+        rotate="auto", max_faces=4, upscale=2, long_side=200, match_color=True, sharpen=0.5, grain=1.0, strength=0.8
+    )
+    noisy = np.clip(PICTURE + np.random.RandomState(0).normal(0, 5, PICTURE.shape), 0, 255).astype(np.uint8)
+    run = restorer(without_channel_0, *FACES.values())
+    with ThreadPoolExecutor(4) as pool:
+        results = {result.image.tobytes() for result in pool.map(lambda _: run(noisy, options), range(8))}
+    assert len(results) == 1
+
+
+def test_pasting_into_a_large_picture_is_fast() -> None:
+    canvas = np.full((4000, 6000, 3), 90, np.uint8)
+    picture = np.full((512, 512, 3), 120, np.uint8)
+    # A face of 200 pixels has a crop of about twice that.
+    matrix = crop_matrix(face_at(3000, 2000, 400).landmarks, config_of().template, 512)
+    seconds = []
+    for _ in range(7):
+        started = time.perf_counter()
+        paste(canvas, picture, matrix, 512, feathered_mask(512))
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.05
+
+
+WRONG = [
+    {"strength": 1.5},
+    {"strength": -0.1},
+    {"strength": float("nan")},
+    {"only": "best"},
+    {"min_face": -1},
+    {"max_faces": 0},
+    {"rotate": "yes"},
+    {"upscale": 3},
+    {"long_side": 0},
+    {"tile": 8},
+    {"stride": 32},
+    {"tile": 64, "stride": 65},
+    {"tile": 64, "stride": 0},
+    {"sharpen": -1},
+    {"sharpen": float("nan")},
+    {"grain": 9},
+    {"aligned": True, "rotate": "auto"},
+    {"tile": 64, "max_faces": 2},
+    {"aligned": True, "box": Box(0, 0, 1, 1)},
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=str)
 def test_wrong_options(arguments: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         Options(**arguments)  # type: ignore[arg-type]
@@ -245,7 +532,7 @@ def test_sixteen_bits_stay_sixteen_bits() -> None:
 
 def test_eight_bit_view_rounds() -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256, 1).repeat(3, 2)
-    assert np.array_equal(eight_bit(values), np.rint(values / 257).astype(np.uint8))
+    assert np.array_equal(to_depth(values, np.uint8), np.rint(values / 257).astype(np.uint8))
 
 
 def test_grey_stays_grey() -> None:

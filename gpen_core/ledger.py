@@ -1,0 +1,142 @@
+"""What has been done in an output folder: which content, with which settings, became which file.
+
+A JSON Lines file in that folder. A line is appended and synced after each photo, so a process that is killed loses
+nothing but a last line, which is then ignored.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpen_core import __version__
+
+NAME = ".gpen-core.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One output: sha256 of the source's and the output's content, and of the settings between them."""
+
+    source: str
+    settings: str
+    output: str
+
+
+class Ledger:
+    """The record of one output folder. Threads may share it, and so may processes.
+
+    While it is open the file is locked for sharing, so that another process can tell whether it is alone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what there is; a folder or file that does not exist is an empty record. Raises OSError."""
+        self.folder = folder
+        self.path = folder / NAME
+        self.alone = True
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._entries: dict[str, Entry] = {}
+        if self.path.exists():
+            self.open()
+            self._entries = dict(filter(None, map(_parsed, self.path.read_bytes().splitlines())))
+
+    def open(self) -> None:
+        """Make the file, if need be, and lock it. Raises OSError."""
+        with self._lock:
+            if self._descriptor is not None:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self.alone = _lock(self._descriptor)
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def holds(self, target: Path, source: str, settings: str) -> bool:
+        """Whether the file `target` is there, as it was made from content `source` with these settings."""
+        entry = self._entries.get(self._key(target))
+        if entry is None or (entry.source, entry.settings) != (source, settings):
+            return False
+        try:
+            return fingerprint(target) == entry.output
+        except OSError:
+            return False
+
+    def add(self, target: Path, source: str, settings: str) -> None:
+        """Record a file that has just been written. Raises OSError."""
+        key, entry = self._key(target), Entry(source, settings, fingerprint(target))
+        record = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
+        self.open()
+        with self._lock:
+            assert self._descriptor is not None
+            _append(self._descriptor, json.dumps(record).encode() + b"\n")
+            self._entries[key] = entry
+
+    def _key(self, target: Path) -> str:
+        return Path(os.path.relpath(target, self.folder)).as_posix()
+
+
+def fingerprint(path: Path) -> str:
+    """The sha256 of a file's content. Raises OSError."""
+    # Not hashlib.file_digest, which came with Python 3.11.
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def settings_fingerprint(settings: Mapping[str, Any]) -> str:
+    """The sha256 of everything that decides what becomes of a photo; the version of this program is part of it."""
+    text = json.dumps({**settings, "version": __version__}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    size = os.fstat(descriptor).st_size
+    if size:
+        os.lseek(descriptor, size - 1, os.SEEK_SET)
+        # The line that a killed process left unfinished must not swallow this one.
+        line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
+    if os.write(descriptor, line) != len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), NAME)
+    os.fsync(descriptor)
+
+
+def _parsed(line: bytes) -> tuple[str, Entry] | None:
+    try:
+        record = json.loads(line)
+        fields = [record[name] for name in ("file", "source_sha256", "settings", "sha256")]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not all(isinstance(value, str) for value in fields):
+        return None
+    return fields[0], Entry(*fields[1:])
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock the open file for sharing; whether nobody else had it locked."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return False
+    alone = False
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return alone

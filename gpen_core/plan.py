@@ -1,0 +1,150 @@
+"""Which photos are to be restored, and which file each becomes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpen_core import image_io
+from gpen_core.errors import UsageError
+from gpen_core.files import is_folder, same_file
+
+SUFFIX = "_restored"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One photo to read and the file to write.
+
+    folder: the output's root, where the ledger lies. named: the photo itself was named, not a folder around it.
+    same_format: the output has the format of the source's content, whatever its name says.
+    problem: why the source can't be read, if that is known already.
+    """
+
+    source: Path
+    target: Path
+    folder: Path
+    named: bool = True
+    same_format: bool = False
+    problem: str = ""
+
+
+def plan(
+    inputs: Sequence[Path],
+    output: Path | None,
+    *,
+    recursive: bool = False,
+    notice: Callable[[str], None] = lambda _: None,
+) -> list[Job]:
+    """What is to be read and written.
+
+    A single photo may have a file as its output; more of them, and folders, need a folder, which mirrors theirs.
+    notice: told what is left out, in one line each.
+    Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
+    """
+    if output is not None and not is_folder(output) and output.suffix:
+        if len(inputs) > 1 or is_folder(inputs[0]):
+            raise UsageError(f"{output}: more than one photo needs a folder; make it first if its name has a dot")
+        if output.suffix.lower() not in image_io.WRITABLE:
+            raise UsageError(f"{output}: {output.suffix} can't be written; a folder with a dot must be there already")
+        return _checked([Job(inputs[0], output, output.parent)])
+    if output is not None and _is_other_file(output):
+        raise UsageError(f"{output}: a file, not a folder")
+    jobs = []
+    for root in inputs:
+        if not is_folder(root):
+            jobs.append(_mirrored(root, root.parent, output, named=True))
+            continue
+        excluded = None if output is None or same_file(root, output) else output
+        found = sorted(_found(root, recursive, excluded, notice), key=lambda entry: entry[0])
+        for path, problem in found:
+            job = Job(path, path, output or root, named=False, problem=problem)
+            jobs.append(job if problem else _mirrored(path, root, output, named=False))
+    return _checked(jobs)
+
+
+def _is_other_file(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _found(
+    folder: Path, recursive: bool, excluded: Path | None, notice: Callable[[str], None]
+) -> Iterator[tuple[Path, str]]:
+    """Photos in a folder, and folders that can't be read with the reason. Links to folders are not followed."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        yield folder, f"{folder}: {(error.strerror or str(error)).lower()}"
+        return
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        # Hidden files are no photos: thumbnails, what macOS leaves beside each photo, and our own unfinished ones.
+        if entry.name.startswith("."):
+            continue
+        if not is_folder(entry):
+            if _is_photo(entry) and not (excluded is None and _is_result(entry, names)):
+                yield entry, ""
+        elif not recursive or (excluded is not None and same_file(entry, excluded)):
+            continue
+        elif entry.is_symlink():
+            notice(f"{entry}: a link to a folder is not followed; name it to have its photos restored")
+        else:
+            yield from _found(entry, recursive, excluded, notice)
+
+
+def _is_photo(path: Path) -> bool:
+    """By its suffix, or by its content where there is none. A broken link counts: it is a photo that is missing."""
+    if path.suffix:
+        return path.suffix.lower() in image_io.SUFFIXES and (path.is_file() or path.is_symlink())
+    return image_io.is_picture(path)
+
+
+def _is_result(path: Path, names: set[str]) -> bool:
+    """Whether an earlier run wrote this file beside its source."""
+    stem = path.stem.removesuffix(SUFFIX)
+    if stem == path.stem:
+        return False
+    return f"{stem}{path.suffix}" in names or (stem.lower().endswith(".gif") and stem in names)
+
+
+def _mirrored(photo: Path, root: Path, output: Path | None, *, named: bool) -> Job:
+    is_gif = photo.suffix.lower() == ".gif"
+    # Nothing writes GIF. The whole name stays in front of the new suffix, because there may be a PNG of the same stem.
+    name, suffix = (photo.name, ".png") if is_gif else (photo.stem, photo.suffix)
+    if output is None:
+        target = photo.with_name(f"{name}{SUFFIX}{suffix}")
+    else:
+        target = (output if named else output / photo.relative_to(root).parent) / f"{name}{suffix}"
+    return Job(photo, target, root if output is None else output, named, same_format=not is_gif)
+
+
+def _checked(jobs: list[Job]) -> list[Job]:
+    readable = [job for job in jobs if not job.problem]
+    sources = {identity: job.source for job in readable if (identity := _identity(job.source))}
+    # Folders on the way may not exist yet, and links may lead back: both kinds of comparison are needed.
+    paths = {os.path.realpath(job.source): job.source for job in readable}
+    taken: dict[str, Path] = {}
+    for job in readable:
+        target = os.path.realpath(job.target)
+        replaced = paths.get(target) or sources.get(_identity(job.target) or (0, 0))
+        if replaced == job.source:
+            raise UsageError(f"{job.target}: the output would replace its source; choose another with -o")
+        if replaced is not None:
+            raise UsageError(f"{job.target}: the output of {job.source} would replace {replaced}, which is a source")
+        if target in taken:
+            raise UsageError(f"{taken[target]} and {job.source} would both be written to {job.target}")
+        taken[target] = job.source
+    return jobs
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,113 @@
+"""What weights can be trained for besides restoration: colour for grey photos, holes filled, faces from label maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from gpen_core.errors import ImageError, UsageError
+from gpen_core.photo import Photo, grey_of
+from gpen_core.pixels import luma, round_to
+from gpen_core.restorer import Options, Restored, Restorer
+from gpen_core.types import Canvas
+
+Task = Callable[[Restorer, Photo, Options], tuple[Photo, Restored]]
+"""A photo in, a photo and what became of its faces out."""
+
+VERBS = {"restoration": "enhance", "colorization": "colorize", "inpainting": "inpaint", "seg2face": "seg2face"}
+STRIP_ROWS = 256
+
+
+def require_task(restorer: Restorer, task: str) -> None:
+    """Raises UsageError, naming the right command, if the weights were trained for something else."""
+    found = restorer.config.task
+    if found != task:
+        raise UsageError(f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]}, or other --weights")
+
+
+def restore(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+    """Restore the faces of a photo."""
+    restored = restorer(photo.pixels, replace(options, grey=photo.grey))
+    return photo.with_pixels(restored.image), restored
+
+
+def colorize(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+    """Give the faces of a photo colour; its own colours, if any, are dropped first.
+
+    Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new.
+    """
+    grey = np.repeat(grey_of(photo.pixels)[..., None], 3, axis=2)
+    restored = restorer(grey, replace(options, grey=False))
+    size = restorer.config.output_size
+    image = restored.image
+    if not (options.aligned and grey.shape[:2] == (size, size)):
+        image = with_luma_of(grey, image)
+    coloured = replace(photo, grey=False, icc=None if photo.grey else photo.icc)
+    return coloured.with_pixels(image), replace(restored, image=image)
+
+
+def inpaint(holes: NDArray[np.bool_] | None) -> Task:
+    """A task that fills the holes of an aligned face; all other pixels stay.
+
+    holes: H x W, True where the picture is missing; None takes transparent pixels, or, where there are none, pure
+    white strokes, as GPEN's authors draw them.
+    """
+
+    def task(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+        missing = find_holes(photo) if holes is None else holes
+        if missing.shape != photo.pixels.shape[:2]:
+            raise ImageError(
+                f"the mask has {missing.shape[1]} x {missing.shape[0]} pixels, "
+                f"the picture {photo.width} x {photo.height}"
+            )
+        if not missing.any():
+            raise ImageError("nothing to fill: no transparent or pure white pixels; give the holes with --mask-image")
+        painted = photo.pixels.copy()
+        painted[missing] = np.iinfo(painted.dtype).max
+        restored = restorer(painted, replace(options, aligned=True, grey=photo.grey))
+        image = np.where(missing[..., None], restored.image, photo.pixels)
+        filled = photo.with_pixels(image)
+        if filled.alpha is not None:
+            alpha = filled.alpha.copy()
+            alpha[missing] = np.iinfo(alpha.dtype).max
+            filled = replace(filled, alpha=alpha)
+        return filled, replace(restored, image=image)
+
+    return task
+
+
+def seg2face(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+    """A face of the network's size from a label map drawn in colours. Labels are not mixed when the map is resized."""
+    size = restorer.config.input_size
+    if photo.width != photo.height:
+        raise ImageError(f"a label map is square; this one has {photo.width} x {photo.height} pixels")
+    labels = cv2.resize(photo.rgb8(), (size, size), interpolation=cv2.INTER_NEAREST)
+    restored = restorer(np.asarray(labels), replace(options, aligned=True, grey=False))
+    plain = replace(photo, grey=False, alpha=None, icc=None)
+    return plain.with_pixels(restored.image), restored
+
+
+def find_holes(photo: Photo) -> NDArray[np.bool_]:
+    """Transparent pixels [H, W], or where there are none, pure white ones."""
+    if photo.alpha is not None and (photo.alpha == 0).any():
+        return np.asarray(photo.alpha == 0)
+    return np.asarray((photo.pixels == np.iinfo(photo.pixels.dtype).max).all(2))
+
+
+def with_luma_of(grey: Canvas, coloured: Canvas) -> Canvas:
+    """`coloured` with the Rec. 601 luma of `grey`: all channels moved by the difference, so the chroma stays.
+
+    Pixels where both agree stay as they are. Works in strips, so memory stays bounded.
+    """
+    result = coloured.copy()
+    for top in range(0, grey.shape[0], STRIP_ROWS):
+        rows = slice(top, top + STRIP_ROWS)
+        colour = coloured[rows].astype(np.float32)
+        moved = colour + (grey[rows] - luma(colour)[..., None])
+        changed = (coloured[rows] != grey[rows]).any(2)
+        np.copyto(result[rows], round_to(moved, grey.dtype), where=changed[..., None])
+    return result

@@ -1,0 +1,586 @@
+"""Folders of photos as a user has them: what is found, what is left out, what is done again, what a kill leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from gpen_core import image_io, ledger
+from gpen_core.cli import run_command
+from gpen_core.errors import UsageError
+from gpen_core.files import remove_leftovers, replacing
+from gpen_core.ledger import Ledger, settings_fingerprint
+from gpen_core.plan import plan
+from gpen_core.restorer import Restorer
+from tests.legacy import TINY, legacy_state
+from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
+
+PICTURE = smooth_picture(120, 100)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def encoded(suffix: str = ".png", seed: int = 0) -> bytes:
+    return cv2.imencode(suffix, smooth_picture(120, 100, seed))[1].tobytes()
+
+
+def fill(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def tree(folder: Path) -> list[str]:
+    """What a user sees in a folder, and unfinished files."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ledger.NAME]
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+@pytest.fixture
+def album(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with `in`, five photos and a file that is none."""
+    monkeypatch.chdir(tmp_path)
+    files = {f"in/{name}": encoded(".jpg" if "jpg" in name.lower() else ".png", i) for i, name in enumerate(NAMES)}
+    return fill(tmp_path, {**files, "in/notes.txt": b"none"})
+
+
+NAMES = ["a.png", "b.JPG", "sub/c.Png", "sub/deep er/d.jpeg", "sub/ä.png"]
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`enhance` with a network that removes red from one face; one entry for each photo restored."""
+    seen: list[Any] = []
+    detector: Any = FixedDetector([face_at(60, 50, 64)])
+
+    class Counted(Restorer):
+        def __call__(self, image: Any, *options: Any) -> Any:
+            seen.append(image)
+            return super().__call__(image, *options)
+
+    monkeypatch.setattr(
+        Restorer, "load", classmethod(lambda *a, **k: Counted(without_channel_0, config_of(), detector))
+    )
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, {"weights.safetensors": b"weights", "detector.onnx": b"detector"})
+    return seen
+
+
+def enhance(*arguments: str, weights: str = "weights.safetensors") -> int:
+    return run_command(["enhance", *arguments, "--weights", weights, "--detector", "detector.onnx"])
+
+
+def statuses(path: str) -> dict[str, int]:
+    found = [json.loads(line)["status"] for line in Path(path).read_text().splitlines()]
+    return {status: found.count(status) for status in set(found)}
+
+
+# What is found, and where it goes.
+
+
+def test_a_tree_is_mirrored(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in album.rglob("in/**/*") if path.is_file()}
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    assert tree(Path("out")) == sorted(NAMES)
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 5
+    assert captured.err.startswith("gpen-core: 5 restored, 0 no face, 0 failed, 0 skipped in ")
+    assert captured.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_counts_as_a_photo(tmp_path: Path) -> None:
+    links = {"link.jpg": "photo.jpg", "broken.jpg": "nowhere.jpg"}
+    folder = fill(
+        tmp_path / "in",
+        {
+            "photo.jpg": encoded(".jpg"),
+            "IMG_0001": encoded(".jpg"),
+            "README": b"no photo",
+            "raw.cr2": b"II*\0 camera data",
+            "._photo.jpg": b"left by macOS",
+            ".hidden/photo.jpg": encoded(".jpg"),
+            "page.jpg": b"<html>",
+            "empty": b"",
+        },
+    )
+    (folder / "folder.jpg").mkdir()
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    found = [job.source.name for job in plan([folder], tmp_path / "out", recursive=True)]
+    assert found == ["IMG_0001", "broken.jpg", "link.jpg", "page.jpg", "photo.jpg"]
+
+
+def test_names_and_formats_are_kept(tmp_path: Path, calls: list[Any]) -> None:
+    from PIL import Image
+
+    fill(tmp_path / "in", {"IMG_0001": encoded(".jpg"), "really_webp.jpg": encoded(".webp"), "x.png": encoded()})
+    Image.fromarray(PICTURE).save("in/x.gif")
+    assert enhance("in", "-o", "out") == 0
+    formats = {name: image_io.read(Path("out") / name).format for name in tree(Path("out"))}
+    assert formats == {"IMG_0001": "jpeg", "really_webp.jpg": "webp", "x.png": "png", "x.gif.png": "png"}
+
+
+def test_the_output_folder_is_no_input(album: Path, calls: list[Any]) -> None:
+    for _ in range(2):
+        assert enhance("in", "-o", "in/sub/out", "--recursive") == 0
+    assert tree(Path("in/sub/out")) == sorted(NAMES)
+    assert len(calls) == 10
+
+
+def test_results_beside_their_sources_are_no_input(album: Path, calls: list[Any]) -> None:
+    fill(album, {"in/other_restored.png": encoded()})
+    for _ in range(2):
+        assert enhance("in", "--recursive") == 0
+    assert len(calls) == 12
+    assert "other_restored_restored.png" in tree(Path("in"))
+    assert "a_restored_restored.png" not in tree(Path("in"))
+
+
+def test_gifs_beside_pictures_of_the_same_stem(tmp_path: Path, calls: list[Any]) -> None:
+    from PIL import Image
+
+    fill(tmp_path, {"in/x.png": encoded()})
+    Image.fromarray(PICTURE).save("in/x.gif")
+    for _ in range(2):
+        assert enhance("in") == 0
+    assert tree(Path("in")) == ["x.gif", "x.gif_restored.png", "x.png", "x_restored.png"]
+
+
+def test_links_to_folders_are_not_followed(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in/sub/loop").symlink_to("..")
+    Path("in/self.png").symlink_to("self.png")
+    assert enhance("in", "-o", "out", "--recursive") == 3
+    assert tree(Path("out")) == sorted(NAMES)
+    err = capsys.readouterr().err
+    assert "in/sub/loop: a link to a folder is not followed" in err
+    assert "in/self.png: too many levels of symbolic links" in err
+    assert enhance("in/sub/loop", "-o", "other") == 3
+    assert tree(Path("other")) == ["a.png", "b.JPG"]
+
+
+def test_a_folder_that_cannot_be_read(album: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = Path.iterdir
+
+    def iterdir(self: Path) -> Iterator[Path]:
+        if self.name == "sub":
+            raise PermissionError(13, "Permission denied", str(self))
+        return listing(self)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    jobs = plan([Path("in")], Path("out"), recursive=True)
+    assert [job.problem for job in jobs] == ["", "", f"{Path('in/sub')}: permission denied"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "output"),
+    [(["in"], "in"), (["in/a.png", "in/sub/c.Png"], "in"), (["in/a.png", "a_restored.png"], None), (["in", "x"], "y")],
+)
+def test_no_source_is_replaced(inputs: list[str], output: str | None, album: Path) -> None:
+    fill(album, {"a_restored.png": encoded(), "x/a.png": encoded()})
+    if output is None:
+        shutil.move("in/a.png", "a.png")
+        inputs = ["a.png", "a_restored.png"]
+    with pytest.raises(UsageError):
+        plan([Path(name) for name in inputs], None if output is None else Path(output), recursive=True)
+
+
+def test_a_folder_without_photos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, {"in/sub/a.png": encoded(), "in/b.txt": b""})
+    assert run_command(["enhance", "in", "-o", "out"]) == 4
+    assert "no photos found (--recursive" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_folder_of_bad_files(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    whole = encoded(".jpg")
+    bad = {
+        "empty.jpg": b"",
+        "page.jpg": b"<!DOCTYPE html>",
+        "text.jpg": b"hello",
+        "cut.jpg": whole[: len(whole) // 2],
+        # The header of a PNG of 20000 x 12000.
+        "bomb.png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0N \0\0.\xe0\x08\2\0\0\0" + b"\x8b\xd1\x1c\x9d",
+    }
+    fill(album / "in", bad)
+    assert enhance("in", "-o", "out", "--recursive", "--report", "report.jsonl") == 3
+    assert tree(Path("out")) == sorted(NAMES)
+    captured = capsys.readouterr()
+    assert "5 restored, 0 no face, 5 failed" in captured.err
+    for name in bad:
+        assert name in captured.err
+    assert "Traceback" not in captured.err
+    assert statuses("report.jsonl") == {"restored": 5, "failed": 5}
+
+
+# Reports and limits.
+
+
+def test_the_report(album: Path, calls: list[Any]) -> None:
+    Path("report.jsonl").write_text("old\n")
+    assert enhance("in", "-o", "out", "--recursive", "--report", "report.jsonl") == 0
+    records = [json.loads(line) for line in Path("report.jsonl").read_text().splitlines()]
+    assert [record["input"] for record in records] == [str(Path("in") / name) for name in NAMES]
+    assert all(Path(record["output"]).is_file() for record in records)
+    assert all(record["status"] == "restored" and record["seconds"] and record["faces"] for record in records)
+
+
+def test_a_report_in_a_new_folder(album: Path, calls: list[Any]) -> None:
+    assert enhance("in/a.png", "-o", "out/", "--report", "out/logs/report.jsonl") == 0
+    assert statuses("out/logs/report.jsonl") == {"restored": 1}
+
+
+@pytest.mark.parametrize("path", ["in/a.png", "out/a.png", "in/a.png/report.jsonl", "in"])
+def test_a_report_that_would_do_harm(
+    path: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path("in/a.png").read_bytes()
+    assert enhance("in", "-o", "out", "--report", path) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert Path("in/a.png").read_bytes() == before
+    assert calls == []
+
+
+def test_max_pixels(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert enhance("in/a.png", "-o", "out", "--max-pixels", "11999") == 2
+    assert "over the limit" in capsys.readouterr().err
+    assert enhance("in/a.png", "-o", "out", "--max-pixels", "12000") == 0
+
+
+def test_quality(album: Path, calls: list[Any]) -> None:
+    sizes = []
+    for quality in ("30", "90"):
+        assert enhance("in/b.JPG", "-o", "out", "--quality", quality) == 0
+        photo = image_io.read(Path("out/b.JPG"))
+        assert photo.jpeg is not None
+        assert photo.jpeg.quality == int(quality)
+        sizes.append(Path("out/b.JPG").stat().st_size)
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("options", [["--quality", "0"], ["--quality", "101"], ["--max-pixels", "0"], ["--batch", "0"]])
+def test_numbers_out_of_range(options: list[str], album: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "in/a.png", *options]) == 1
+    assert options[0] in capsys.readouterr().err
+
+
+# What is done again.
+
+
+def test_the_same_command_does_nothing_again(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    # Not asked to skip, a run of a folder still records what it does.
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    capsys.readouterr()
+    assert enhance("in", "-o", "out", "--recursive", "--skip-existing", "--report", "report.jsonl") == 0
+    assert len(calls) == 5
+    assert statuses("report.jsonl") == {"skipped": 5}
+    assert "0 restored, 0 no face, 0 failed, 5 skipped" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    assert len(calls) == 10
+
+
+def test_single_photos_are_skipped_too(album: Path, calls: list[Any]) -> None:
+    for _ in range(2):
+        assert enhance("in/a.png", "-o", "out/new.png", "--skip-existing") == 0
+    assert len(calls) == 1
+
+
+CHANGES = {
+    "content of the same size and age": lambda: replaced("in/a.png", flipped(Path("in/a.png").read_bytes())),
+    "output cut short": lambda: replaced("out/a.png", Path("out/a.png").read_bytes()[:-1]),
+    "output gone": lambda: Path("out/a.png").unlink(),
+    "output of another program": lambda: replaced("out/a.png", encoded(".png", 9)),
+    "ledger line torn": lambda: replaced("out/.gpen-core.jsonl", ledger_without_end("a.png")),
+}
+
+
+def replaced(name: str, content: bytes) -> None:
+    """Other content; times as they were."""
+    status = Path(name).stat()
+    Path(name).write_bytes(content)
+    os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def flipped(png: bytes) -> bytes:
+    """Another picture's file, made as long as this one by a comment at its end."""
+    other = encoded(".png", 7)
+    return other + bytes(max(0, len(png) - len(other)))
+
+
+def ledger_without_end(name: str) -> bytes:
+    lines = Path("out/.gpen-core.jsonl").read_bytes().splitlines(keepends=True)
+    mine = [line for line in lines if json.loads(line)["file"] == name]
+    return b"".join([line for line in lines if line not in mine]) + mine[0][:-5]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_photo_is_done_again(change: str, album: Path, calls: list[Any]) -> None:
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    CHANGES[change]()
+    for expected in ({"restored": 1, "skipped": 4}, {"skipped": 5}):
+        assert enhance("in", "-o", "out", "-r", "--skip-existing", "--report", "report.jsonl") == 0
+        assert statuses("report.jsonl") == expected
+    assert len(calls) == 6
+
+
+def test_a_copy_with_another_age_is_not_done_again(album: Path, calls: list[Any]) -> None:
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    shutil.copytree("in", "moved", copy_function=shutil.copyfile)
+    shutil.copytree("out", "copy", copy_function=shutil.copyfile)
+    assert enhance("moved", "-o", "copy", "--recursive", "--skip-existing") == 0
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--strength", "0.5"], ["--only", "largest"], ["--min-face", "9"], ["--quality", "50"], ["--precision", "fp32"]],
+)
+def test_other_settings_do_all_again(options: list[str], album: Path, calls: list[Any]) -> None:
+    for _ in range(2):
+        assert enhance("in", "-o", "out", "--recursive", "--skip-existing") == 0
+    assert len(calls) == 5
+    for _ in range(2):
+        assert enhance("in", "-o", "out", "--recursive", "--skip-existing", *options) == 0
+    assert len(calls) == 10
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "detector.onnx"])
+def test_other_networks_do_all_again(file: str, album: Path, calls: list[Any]) -> None:
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    Path(file).write_bytes(b"other content")
+    assert enhance("in", "-o", "out", "--recursive", "--skip-existing") == 0
+    assert len(calls) == 10
+
+
+def test_another_version_does_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = settings_fingerprint({"a": 1, "b": 2})
+    assert settings_fingerprint({"b": 2, "a": 1}) == before
+    monkeypatch.setattr(ledger, "__version__", "99")
+    assert settings_fingerprint({"a": 1, "b": 2}) != before
+
+
+def test_failed_photos_are_tried_again(album: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(album, {"in/z.png": b"<html>"})
+    assert enhance("in", "-o", "out", "--recursive") == 3
+    fill(album, {"in/z.png": encoded(".png", 8)})
+    assert enhance("in", "-o", "out", "--recursive", "--skip-existing") == 0
+    assert len(calls) == 6
+
+
+def test_missing_weights_end_the_run_at_once(album: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["enhance", "in", "-o", "out", "--weights", "absent.safetensors", "--aligned"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+# The ledger itself.
+
+
+def test_a_ledger_survives_what_a_kill_leaves(tmp_path: Path) -> None:
+    target = fill(tmp_path, {"a.png": b"a", "b.png": b"b"}) / "a.png"
+    first = Ledger(tmp_path)
+    first.add(target, "source", "settings")
+    first.close()
+    with (tmp_path / ledger.NAME).open("ab") as file:
+        file.write(b'{"file": "b.png", "sha2')
+    second = Ledger(tmp_path)
+    second.add(tmp_path / "b.png", "source", "settings")
+    second.close()
+    third = Ledger(tmp_path)
+    assert third.holds(target, "source", "settings")
+    assert third.holds(tmp_path / "b.png", "source", "settings")
+    assert not third.holds(target, "other", "settings")
+    assert not third.holds(target, "source", "other")
+    third.close()
+
+
+def test_garbage_in_a_ledger(tmp_path: Path) -> None:
+    lines = [b"\xff\xfe", b"[]", b"null", b'{"file": 3}', b'{"file":1,"sha256":1,"source_sha256":1,"settings":1}', b""]
+    (tmp_path / ledger.NAME).write_bytes(b"\n".join(lines))
+    found = Ledger(tmp_path)
+    assert not found.holds(tmp_path / "a.png", "source", "settings")
+    found.close()
+
+
+def test_leftovers_of_the_targets_alone_are_removed(tmp_path: Path) -> None:
+    long = tmp_path / f"{'n' * 60}.png"
+    for target in (tmp_path / "a.png", long):
+        with pytest.raises(KeyboardInterrupt), replacing(target) as part:
+            saved = part.with_name(part.name)
+            shutil.copy(part, tmp_path / "copy")
+            raise KeyboardInterrupt
+        shutil.move(tmp_path / "copy", saved)
+    others = {".b.png.0123456789ab.part": b"", ".a.png.part": b"", "a.png.0123456789ab.part": b""}
+    fill(tmp_path, others)
+    assert remove_leftovers([tmp_path / "a.png", long, tmp_path / "absent" / "a.png"]) == 2
+    assert tree(tmp_path) == sorted(others)
+
+
+def test_leftovers_stay_while_another_run_is_at_work(album: Path, calls: list[Any]) -> None:
+    pytest.importorskip("fcntl", reason="folders are locked with fcntl")
+    fill(album, {"out/.a.png.0123456789ab.part": b"half"})
+    other = Ledger(Path("out"))
+    other.open()
+    assert enhance("in", "-o", "out") == 0
+    assert Path("out/.a.png.0123456789ab.part").exists()
+    other.close()
+    assert enhance("in", "-o", "out", "--skip-existing") == 0
+    assert not Path("out/.a.png.0123456789ab.part").exists()
+
+
+# Rude ends.
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_killed_20_times(tmp_path: Path) -> None:
+    torch.save(legacy_state(TINY), tmp_path / "old.pth")
+    assert run_command(["convert", str(tmp_path / "old.pth"), "-o", str(tmp_path / "w.safetensors")]) == 0
+    count = 24
+    for i in range(count):
+        name = f"in/{'sub/' * (i % 3)}{i:02}.png"
+        fill(tmp_path, {name: cv2.imencode(".png", smooth_picture(128, 128, i))[1].tobytes()})
+    seed = time.time_ns() % 1000
+    command = [
+        sys.executable,
+        "-m",
+        "tests.killed",
+        str(tmp_path / "in"),
+        str(tmp_path),
+        str(tmp_path / "w.safetensors"),
+        "20",
+        str(seed),
+    ]
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == 20
+    for result in results:
+        message = f"seed {seed}: {result}"
+        assert result["wrong"] == [], message
+        assert (result["code"], result["whole"], result["left in the end"]) == (0, True, 0), message
+        assert result["done"] == count, message
+        # Only what is written but not yet recorded when the process dies is done twice: one photo for each writer.
+        assert result["seen"] - 2 <= result["skipped"] <= result["seen"], message
+    assert sum(result["killed"] for result in results) >= 10
+    assert sum(result["skipped"] for result in results) > 0
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 300 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_full(album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise = np.random.RandomState(0).randint(0, 256, (180, 180, 3), np.uint8)
+    fill(album, {f"noise/{i}.png": cv2.imencode(".png", noise)[1].tobytes() for i in range(30)})
+    assert enhance("noise", "-o", str(tmpfs / "out")) == 3
+    err = capsys.readouterr().err
+    assert "no space left on device" in err
+    assert "stopped:" in err
+    assert "Traceback" not in err
+    found = tree(tmpfs)
+    assert 1 <= len(found) <= 3
+    for name in found:
+        assert image_io.read(tmpfs / name).pixels.shape == (180, 180, 3)
+    assert len(calls) < 12
+
+
+def test_unwritable_output_folder(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(tmpfs)], check=True)
+    assert enhance("in", "-o", str(tmpfs / "out")) == 2
+    assert capsys.readouterr().err == f"gpen-core: {tmpfs / 'out'}: no permission to write there\n"
+    assert calls == []
+
+
+# The terminal.
+
+
+def test_a_reader_that_goes_away_ends_nothing(album: Path) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    assert run_command(["convert", "old.pth", "-o", "w.safetensors"]) == 0
+    fill(album, {f"faces/{i}.png": cv2.imencode(".png", smooth_picture(16, 16))[1].tobytes() for i in range(30)})
+    command = [sys.executable, "-c", "from gpen_core.cli import main; main()", "enhance", "faces", "-o", "out"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours, theirs = os.pipe()
+    os.close(ours)
+    arguments = [*command, "--aligned", "--weights", "w.safetensors", "--device", "cpu"]
+    done = subprocess.run(arguments, check=False, stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert done.stderr.startswith("gpen-core: 30 restored")
+    assert done.stderr.count("\n") == 1
+    assert len(tree(Path("out"))) == 30
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="pseudo-terminals are a thing of Unix")
+def test_a_bar_on_a_terminal_only(album: Path) -> None:
+    import pty
+
+    code = (
+        "import sys, time\n"
+        "from gpen_core.cli import _say\n"
+        "from gpen_core.progress import bar\n"
+        "with bar(int(sys.argv[1])) as advance:\n"
+        "    for i in range(3):\n"
+        "        _say(f'line {i}')\n"
+        "        time.sleep(0.1)\n"
+        "        advance()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"}
+
+    def seen(total: str, *, terminal: bool, both: bool = False) -> tuple[str | None, str]:
+        """What is written to stdout, a pipe unless it is the same as stderr, and to stderr."""
+        ours, theirs = pty.openpty() if terminal else os.pipe()
+        command = [sys.executable, "-c", code, total]
+        pipe = theirs if both else subprocess.PIPE
+        done = subprocess.run(command, check=True, stdout=pipe, stderr=theirs, env=environment, text=True)
+        os.close(theirs)
+        written = b""
+        try:
+            while block := os.read(ours, 4096):
+                written += block
+        except OSError:  # a pseudo-terminal whose other end is closed
+            pass
+        os.close(ours)
+        return done.stdout, written.decode()
+
+    lines = "line 0\nline 1\nline 2\n"
+    out, bar = seen("3", terminal=True)
+    assert out == lines
+    assert "3/3" in bar
+    assert "photos/s" in bar
+    _, both = seen("3", terminal=True, both=True)
+    # Each line takes the place of the bar, which is drawn again below it.
+    assert [f"\x1b[2Kline {i}\r\n" in both for i in range(3)] == [True] * 3, both
+    assert seen("1", terminal=True) == (lines, "")
+    assert seen("3", terminal=False) == (lines, "")
