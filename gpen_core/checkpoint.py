@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import WeightsMetadata, describe
+from gpen_core.config import WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -69,7 +69,7 @@ def describe_file(path: str | Path) -> list[str]:
     kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     parameters = sum(tensor.numel() for tensor in tensors.values())
     size = Path(path).stat().st_size
-    stored = f"{len(tensors)} tensors, {' and '.join(kinds)}, {parameters:,} parameters, {size / 1e6:.1f} MB"
+    stored = f"{len(tensors)} tensors, {' and '.join(kinds)}, {parameters:,} parameters, {megabytes(size)}"
     return [*describe(metadata), f"{stored}, converted by {metadata.provenance.tool_version}"]
 
 

@@ -262,6 +262,11 @@ class WeightsMetadata:
         return cls(GeneratorConfig.from_dict(config), Provenance.from_dict(provenance))
 
 
+def megabytes(size: int) -> str:
+    """A file's size in words, three digits or so."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
 def describe(metadata: WeightsMetadata) -> list[str]:
     """What a weight file is, what was taken from its source and what was left, in lines for people."""
     config, origin = metadata.config, metadata.provenance

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe
+from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.pixels import from_network, to_network
 from gpen_core.types import Image
@@ -186,7 +186,7 @@ def describe_file(path: Path) -> list[str]:
         lines = [f"a network of {pictures.input_size} -> {pictures.output_size} px that does not describe itself"]
     batch = "one face at a time" if session.get_inputs()[0].shape[0] == 1 else "any number of faces at once"
     made = f", made by {about.producer_name}" if about.producer_name else ""
-    return [*lines, f"ONNX, {precision}, {batch}, {path.stat().st_size / 1e6:.1f} MB{made}"]
+    return [*lines, f"ONNX, {precision}, {batch}, {megabytes(path.stat().st_size)}{made}"]
 
 
 def _side(value: Any, path: Path) -> int:

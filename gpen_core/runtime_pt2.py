@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_core.config import METADATA_KEY, WeightsMetadata, describe
+from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError
 from gpen_core.runtime import Runtime, RuntimeOptions, choose_device
 from gpen_core.types import Image
@@ -224,7 +224,7 @@ def describe_package(path: Path) -> list[str]:
     return [
         *describe(sidecar.weights),
         f"compiled for {machine.device}{gpu}, PyTorch {machine.torch}, {machine.system} {machine.machine}",
-        f"{sidecar.dtype}, {low} to {high} faces at once, {path.stat().st_size / 1e6:.1f} MB, "
+        f"{sidecar.dtype}, {low} to {high} faces at once, {megabytes(path.stat().st_size)}, "
         f"of weights with sha256 {sidecar.checkpoint_sha256}",
     ]
 

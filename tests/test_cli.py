@@ -350,7 +350,7 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
         (["--precision", "int4"], "unknown precision 'int4'"),
         (["--weights", "gpen-bfr-512"], "GPEN-BFR-512"),
         (["--weights", "absent.safetensors"], "absent.safetensors"),
-        (["--weights", "./photo.png"], "photo.png: not a safetensors file"),
+        (["--weights", "./photo.png"], "photo.png: neither a PyTorch checkpoint nor safetensors"),
     ],
 )
 def test_what_this_machine_does_not_have(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import io
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -20,6 +22,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -160,6 +163,12 @@ WRAPPINGS: dict[str, Wrap] = {
     "params": lambda s: {"params": s},
     "state_dict": lambda s: {"state_dict": s, "epoch": 3},
     "state_dict with module": lambda s: {"state_dict": {f"module.{k}": v for k, v in s.items()}},
+    "list": lambda s: [s, {"epoch": 1}],
+    "deep": lambda s: {"a": {"b": [{"c": {"d": s}}]}},
+    "two by prefix": lambda s: {
+        **{f"netG.{k}": v if k.endswith("kernel") else v + 1 for k, v in s.items()},
+        **{f"netG_ema.{k}": v for k, v in s.items()},
+    },
     "lightning": lambda s: {"state_dict": {**{f"netG.{k}": v for k, v in s.items()}, "netD.a": torch.zeros(1)}},
     "parameters": lambda s: {k: torch.nn.Parameter(v) for k, v in s.items()},
     "shared storage": shared_storage,
@@ -341,7 +350,7 @@ def test_golden_case_through_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("claims", "message"),
     [
-        (Claims(input_size=32), "--input-size 32 contradicts the file, which says 16"),
+        (Claims(input_size=32), "--size 32 contradicts the file, which says 16"),
         (Claims(narrow=0.5), "--narrow 0.5 contradicts the file, which says 0.015625"),
         (Claims(channel_multiplier=2), "--channel-multiplier 2 contradicts the file, which says undetermined"),
         (Claims(n_mlp=8), "--n-mlp 8 contradicts the file, which says 2"),
@@ -403,8 +412,17 @@ BROKEN: dict[str, tuple[Wrap, str]] = {
     ),
     "sparse": (lambda s: {**s, "final_linear.0.bias": torch.zeros(16).to_sparse()}, "final_linear.0.bias is sparse"),
     "empty": (lambda s: {}, "holds no tensors by name"),
-    "list": (lambda s: list(s.values()), "holds a list, not a state dict"),
-    "tensor": (lambda s: torch.zeros(3), "holds a Tensor, not a state dict"),
+    "list": (lambda s: list(s.values()), "holds no tensors by name"),
+    "tensor": (lambda s: torch.zeros(3), "holds an object of the type Tensor, not a state dict"),
+    "text": (lambda s: "hello", "holds an object of the type str, not a state dict"),
+    "incomplete average": (
+        lambda s: {"g_ema": {k: v for k, v in s.items() if k != "final_linear.0.bias"}, "g": s},
+        "g_ema: 1 missing: final_linear.0.bias; g is there too",
+    ),
+    "expanded": (
+        lambda s: {**s, "final_linear.0.weight": torch.zeros(1).expand(1 << 16, 1 << 24)},
+        "misshapen|memory",
+    ),
     "discriminator": (
         lambda s: {
             "convs.0.0.weight": torch.zeros(1),
@@ -479,6 +497,62 @@ def test_pickles_that_run_code_are_refused(name: str, form: str, state: dict[str
     assert list(tmp_path.iterdir()) == [source]
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_pickle_protocols(
+    protocol: int, zipped: bool, state: dict[str, Tensor], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = save(state, tmp_path / "old.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    if protocol <= 3:
+        assert_faithful(convert_generator(source).output, state)
+    else:
+        with pytest.raises(CheckpointError, match=f"saved with pickle protocol {protocol}"):
+            convert_generator(source)
+    assert not list(recwarn)
+
+
+def test_a_flipped_bit_is_found(state: dict[str, Tensor], tmp_path: Path) -> None:
+    source = save(state, tmp_path / "old.pth")
+    content = bytearray(source.read_bytes())
+    content[content.find(state["final_linear.0.weight"].numpy().tobytes()) + 9] ^= 4
+    source.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"damaged: the checksum of .* is wrong"):
+        convert_generator(source)
+
+
+def test_key_takes_a_generator_by_its_prefix(state: dict[str, Tensor], tmp_path: Path) -> None:
+    source = save(WRAPPINGS["two by prefix"](state), tmp_path / "old.pth")
+    report = convert_generator(source)
+    assert (report.metadata.provenance.kept, report.metadata.provenance.others) == ("netG_ema", ("netG",))
+    other = convert_generator(source, tmp_path / "other.safetensors", key="netG")
+    assert not torch.equal(load_file(other.output)["constant"], load_file(report.output)["constant"])
+
+
+def test_a_full_disk_is_told(state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("gpen_convert.generator.save_file", full)
+    source = save(state, tmp_path / "old.pth")
+    with pytest.raises(CheckpointError, match=r"can't be written .*No space left"):
+        convert_generator(source)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_what_a_killed_conversion_left_is_removed(state: dict[str, Tensor], tmp_path: Path) -> None:
+    left = tmp_path / ".old.safetensors.0123456789ab.part"
+    left.write_bytes(b"half")
+    convert_generator(save(state, tmp_path / "old.pth"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["old.pth", "old.safetensors"]
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (convert_generator, load_generator):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            read(tmp_path / "pipe")
+
+
 def test_offending_object_is_named(state: dict[str, Tensor], tmp_path: Path) -> None:
     import fractions
 
@@ -496,16 +570,25 @@ def archive_of_junk(path: Path) -> None:
         archive.writestr("readme.txt", "hello")
 
 
+def compressed(path: Path) -> None:
+    with gzip.open(path, "wb") as file:
+        file.write(b"weights")
+
+
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda p: p.write_bytes(b""), "the file is empty"),
     "html": (html, "looks like an HTML"),
+    "html with a mark": (lambda p: p.write_text("<html>é</html>", encoding="utf-8-sig"), "looks like an HTML"),
+    "html in UTF-16": (lambda p: p.write_text("<html>é</html>", encoding="utf-16"), "looks like an HTML"),
+    "lines of text": (lambda p: p.write_text("not\nfound: ü\n", encoding="utf-8"), "looks like text"),
+    "gzip": (compressed, "a gzip archive; unpack it first"),
     "json": (lambda p: p.write_text('{"error": "not found"}'), "looks like text"),
     "text": (lambda p: p.write_text("Not found"), "looks like text"),
     "git lfs": (
         lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
         "Git LFS pointer",
     ),
-    "random": (lambda p: p.write_bytes(bytes(range(200, 256)) * 9), "not a checkpoint"),
+    "random": (lambda p: p.write_bytes(bytes(range(200, 256)) * 9), "neither a PyTorch checkpoint nor safetensors"),
     "zip of junk": (archive_of_junk, "a zip archive, not a checkpoint"),
     "folder": (lambda p: p.mkdir(), "directory"),
     "absent": (lambda p: None, "No such file"),

@@ -25,7 +25,7 @@ LAYERS = (
     ("runtime", "runtime_onnx", "runtime_pt2"),
     ("backend",),
     ("find", "restorer", "tasks"),
-    ("gallery", "batch", "doctor", "service", "cli"),
+    ("gallery", "batch", "doctor", "service", "cli", "__main__"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent

@@ -14,7 +14,7 @@ from gpen_convert.infer import Shapes
 from gpen_convert.select import select_network
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
-from gpen_core.config import Provenance
+from gpen_core.config import Provenance, megabytes
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_weights import catalog
 
@@ -72,7 +72,7 @@ def convert(
         except CheckpointError as error:
             text = str(error)
             raise CheckpointError(text if text.startswith(str(target)) else f"{source}: {text}") from None
-        return [f"{source}:", *lines, f"wrote {target}: {target.stat().st_size / 1e6:.1f} MB"]
+        return [f"{source}:", *lines, f"wrote {target}: {megabytes(target.stat().st_size)}"]
     report = convert_tree(tree, source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
     return report.lines()
 

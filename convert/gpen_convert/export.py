@@ -18,7 +18,7 @@ from gpen_convert import to_onnx
 from gpen_convert.generator import output_path, sha256
 from gpen_core import __version__
 from gpen_core.checkpoint import load_generator, read_metadata
-from gpen_core.config import GeneratorConfig, WeightsMetadata
+from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.files import replacing
 from gpen_core.model import Generator
@@ -96,7 +96,7 @@ def export_generator(
     except OSError as error:
         raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None
     config = metadata.config
-    what = f"{format}, {dtype}, {config.input_size} -> {config.output_size} px, {target.stat().st_size / 1e6:.1f} MB"
+    what = f"{format}, {dtype}, {config.input_size} -> {config.output_size} px, {megabytes(target.stat().st_size)}"
     return [f"wrote {target}: {what}", f"compared with PyTorch in fp32: {agreement}"]
 
 

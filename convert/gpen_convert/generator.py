@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import find_rule, fold
-from gpen_convert.select import select
+from gpen_convert.select import Selection, select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, load_tensors
-from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata, describe
+from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import replacing, same_file
+from gpen_core.files import is_folder, remove_leftovers, replacing, same_file
+from gpen_core.runtime import is_out_of_memory
 from gpen_weights import Entry, catalog
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -44,7 +46,8 @@ class Claims:
             if claimed is None or (found is not None and abs(claimed - found) < 1e-6):
                 continue
             text = "undetermined" if found is None else f"{found:g}"
-            raise UsageError(f"--{name.replace('_', '-')} {claimed:g} contradicts the file, which says {text}")
+            flag = "size" if name == "input_size" else name.replace("_", "-")
+            raise UsageError(f"--{flag} {claimed:g} contradicts the file, which says {text}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Report:
         return [
             f"{self.source}:",
             *describe(self.metadata),
-            f"wrote {self.output}: {self.tensors} tensors, {self.dtype}, {self.size / 1e6:.1f} MB, "
+            f"wrote {self.output}: {self.tensors} tensors, {self.dtype}, {megabytes(self.size)}, "
             "read back and compared",
         ]
 
@@ -115,7 +118,7 @@ def convert_tree(
     target = output_path(source, output, ".safetensors")
     try:
         selection = select(tree, key)
-        config = infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()})
+        config = _config(selection)
         claims.check(config)
         entry = published_as(source.name, config)
         task = task or (entry.generator.task if entry and entry.generator else "restoration")
@@ -126,6 +129,10 @@ def convert_tree(
         raise UsageError(f"{source}: {error}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{source}: its tensors do not fit into memory") from None
     rules = [find_rule(name) for name in selection.tensors]
     provenance = Provenance(
         source_name=source.name,
@@ -142,6 +149,16 @@ def convert_tree(
     return Report(source, target, metadata, dtype, len(tensors), target.stat().st_size)
 
 
+def _config(selection: Selection) -> GeneratorConfig:
+    try:
+        return infer_config({name: tuple(t.shape) for name, t in selection.tensors.items()})
+    except CheckpointError as error:
+        if not selection.key:
+            raise
+        others = f"; {', '.join(selection.others)} is there too (--key)" if selection.others else ""
+        raise CheckpointError(f"{selection.key}: {error}{others}") from None
+
+
 def published_as(name: str, config: GeneratorConfig) -> Entry | None:
     """The catalog's entry for a file name, if the structure is that entry's too."""
     structure = ("input_size", "output_size", "channel_multiplier", "narrow", "style_dim", "n_mlp")
@@ -156,19 +173,20 @@ def published_as(name: str, config: GeneratorConfig) -> Entry | None:
 def output_path(source: Path, output: Path | None, suffix: str) -> Path:
     """Where a conversion writes. Raises UsageError if that is the source itself or no place for a file."""
     target = output or source.with_suffix(suffix)
-    if target.is_dir():
+    if is_folder(target):
         target = target / source.with_suffix(suffix).name
     if same_file(source, target):
         raise UsageError(f"{target}: the output would replace its source; name another file with -o")
     if target.suffix != suffix:
         raise UsageError(f"{target}: the output must be named *{suffix}")
-    if not target.parent.is_dir():
+    if not is_folder(target.parent):
         raise UsageError(f"{target}: the folder {target.parent} does not exist")
     return target
 
 
 def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> None:
     """Write, read back, compare every tensor, load strictly, and only then give the file its name."""
+    remove_leftovers([target])
     try:
         with replacing(target) as temporary:
             save_file(dict(tensors), temporary, metadata.encode())
@@ -179,6 +197,8 @@ def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str
                 if stored[name].dtype != tensor.dtype or not torch.equal(stored[name], tensor):
                     raise CheckpointError(f"{target}: {name} was read back differently; nothing is kept")
             build_generator(stored_metadata, stored)
+    except SafetensorError as error:
+        raise CheckpointError(f"{target}: can't be written ({error})") from None
     except OSError as error:
         raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None
 

@@ -24,14 +24,12 @@ FOREIGN = (
     ((r"conv_first\.weight", r"body\.0\.rdb1\."), "an RRDBNet (ESRGAN) up-scaler, not a GPEN generator"),
     ((r"style\.1\.weight", r"convs\.0\.conv\.weight"), "a StyleGAN2 generator without GPEN's encoder"),
     ((r"vgg|conv1_1\.weight",), "a VGG-type network, not a GPEN generator"),
-    ((r"param_groups",), "an optimiser's state, not a generator"),
 )
 
 
-def generator_prefix(keys: list[str]) -> str | None:
-    """What stands before the legacy generator's keys (`module.`, say), or None if there are none."""
-    candidates = [key.removesuffix(ANCHOR) for key in keys if key.endswith(ANCHOR)]
-    return min(candidates, key=len) if candidates else None
+def generator_prefixes(keys: list[str]) -> list[str]:
+    """What stands before the legacy keys of each generator in a state dict (`module.`, say; "" for none)."""
+    return [key.removesuffix(ANCHOR) for key in keys if key.endswith(ANCHOR)]
 
 
 def describe_foreign_keys(keys: list[str]) -> str:

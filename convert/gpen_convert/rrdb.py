@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -101,6 +102,8 @@ def convert(state: Mapping[str, Tensor], out_path: Path, provenance: Provenance)
             stored = load_upscaler(temporary)
             if stored.config != config or any(not torch.equal(stored.state_dict()[n], t) for n, t in tensors.items()):
                 raise CheckpointError(f"{out_path}: what was read back differs from what was written; nothing is kept")
+    except SafetensorError as error:
+        raise CheckpointError(f"{out_path}: can't be written ({error})") from None
     except OSError as error:
         raise CheckpointError(f"{out_path}: can't be written ({error.strerror or error})") from None
     return [

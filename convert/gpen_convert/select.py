@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_convert.infer import Shapes, describe_foreign_keys, generator_prefix
+from gpen_convert.infer import Shapes, describe_foreign_keys, generator_prefixes
 from gpen_core.errors import CheckpointError, UsageError
 
 # The averaged weights are what GPEN publishes and what looks best.
 PREFERENCE = ("g_ema", "params_ema", "ema", "g", "params", "state_dict", "model", "generator")
-DEPTH = 4
+DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -31,37 +32,46 @@ class Selection:
 
 
 def select(tree: Any, key: str | None = None) -> Selection:
-    """The generator in what a checkpoint holds; `key` picks one by name, else the first of `PREFERENCE`.
+    """The generator in what a checkpoint holds; `key` picks one by name, else averaged weights come first.
 
     Raises UsageError for a `key` that is not there, CheckpointError if there is no generator or a tensor is not usable.
     """
-    if not isinstance(tree, Mapping):
-        raise CheckpointError(f"holds a {type(tree).__name__}, not a state dict")
+    if not isinstance(tree, Mapping | list | tuple):
+        raise CheckpointError(f"holds an object of the type {type(tree).__name__}, not a state dict")
     states = dict(_state_dicts(tree, ""))
     if not states:
         raise CheckpointError(f"holds no tensors by name{_shown(tree)}")
-    if key is not None and key not in states:
-        raise UsageError(f"--key {key}: no such state dict; there is {', '.join(sorted(states)) or 'only a flat one'}")
-    generators = [name for name, state in states.items() if generator_prefix(list(state)) is not None]
-    if key is None and not generators:
+    candidates = dict(_candidates(states))
+    if key is not None and key not in candidates and key not in states:
+        names = sorted({*candidates, *(name for name in states if "." not in name)} - {""})
+        raise UsageError(f"--key {key}: no such state dict; there is {', '.join(names) or 'only a flat one'}")
+    if key is not None and key not in candidates:
+        raise CheckpointError(f"--key {key}: {describe_foreign_keys(list(states[key]))}")
+    if not candidates:
         raise CheckpointError(_describe(states))
-    chosen = min(generators, key=_rank) if key is None else key
-    prefix = generator_prefix(list(states[chosen]))
-    if prefix is None:
-        raise CheckpointError(f"--key {chosen}: {describe_foreign_keys(list(states[chosen]))}")
-    tensors = {name.removeprefix(prefix): t for name, t in states[chosen].items() if name.startswith(prefix)}
-    outside = [name for name in states[chosen] if not name.startswith(prefix)]
+    chosen = min(candidates, key=_rank) if key is None else key
+    path, prefix = candidates[chosen]
+    tensors = {name.removeprefix(prefix): t for name, t in states[path].items() if name.startswith(prefix)}
     for name, tensor in tensors.items():
         _check(name, tensor)
+    prefixes = tuple(p for other, p in candidates.values() if other == path)
+    outside = sum(not name.startswith(prefixes) for name in states[path])
+    dropped = _dropped(tree, chosen, [other for other, _ in candidates.values()]) if path else []
     return Selection(
         tensors=tensors,
         key=chosen,
-        others=tuple(name for name in generators if name != chosen),
-        dropped=(
-            *_dropped(tree, chosen, generators),
-            *([f"{len(outside)} tensors outside {prefix}*"] if outside else []),
-        ),
+        others=tuple(name for name in candidates if name != chosen),
+        dropped=(*dropped, *([f"{outside} tensors outside {prefix}*"] if outside else [])),
     )
+
+
+def _candidates(states: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Name -> (state dict, prefix) of every generator; one that shares its state dict is named by its prefix too."""
+    for path, state in states.items():
+        prefixes = generator_prefixes(list(state))
+        for prefix in prefixes:
+            own = prefix.rstrip(".") if len(prefixes) > 1 else ""
+            yield ".".join(part for part in (path, own) if part), (path, prefix)
 
 
 def select_network(tree: Any, key: str | None, recognise: Callable[[Shapes], bool]) -> Selection | None:
@@ -74,27 +84,29 @@ def select_network(tree: Any, key: str | None, recognise: Callable[[Shapes], boo
     return None
 
 
-def _state_dicts(tree: Mapping[Any, Any], path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every mapping with tensors of its own, by its path of keys joined with dots."""
-    own = {name: value for name, value in tree.items() if isinstance(name, str) and isinstance(value, Tensor)}
+def _state_dicts(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every mapping with tensors of its own, by its path of keys joined with dots; lists count from 0."""
+    entries = dict(enumerate(tree)) if isinstance(tree, list | tuple) else tree
+    own = {name: value for name, value in entries.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if own:
         yield path, own
     if depth == DEPTH:
         return
-    for name, value in tree.items():
-        if isinstance(name, str) and isinstance(value, Mapping):
-            yield from _state_dicts(value, f"{path}.{name}" if path else name, depth + 1)
+    for name, value in entries.items():
+        if isinstance(name, str | int) and isinstance(value, Mapping | list | tuple):
+            yield from _state_dicts(value, f"{path}.{name}" if path else str(name), depth + 1)
 
 
-def _rank(path: str) -> tuple[int, int, str]:
+def _rank(path: str) -> tuple[bool, int, int, str]:
     last = path.rsplit(".", 1)[-1]
+    averaged = "ema" in re.split(r"[^a-z]+", path.lower())
     place = PREFERENCE.index(last) if last in PREFERENCE else len(PREFERENCE)
-    return place, path.count("."), path
+    return not averaged, place, path.count("."), path
 
 
-def _dropped(tree: Mapping[Any, Any], chosen: str, generators: list[str]) -> list[str]:
+def _dropped(tree: Any, chosen: str, generators: list[str]) -> list[str]:
     """Top-level entries that neither are nor hold a generator."""
-    if not chosen:
+    if not chosen or not isinstance(tree, Mapping):
         return []
     kept = {name.split(".", 1)[0] for name in generators}
     return [str(name) for name in tree if str(name) not in kept]
@@ -106,8 +118,8 @@ def _describe(states: Mapping[str, Mapping[str, Tensor]]) -> str:
     return f"{largest}: {description}" if largest else description
 
 
-def _shown(tree: Mapping[Any, Any]) -> str:
-    names = [str(name)[:40] for name in list(tree)[:3]]
+def _shown(tree: Any) -> str:
+    names = [str(name)[:40] for name in list(tree)[:3]] if isinstance(tree, Mapping) else []
     return f" (only {', '.join(names)})" if names else ""
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from gpen_convert.tarball import TAR_MAGIC, load_tar
-from gpen_core.checkpoint import describe_foreign
+from gpen_core.checkpoint import describe_foreign, read_start
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError
 
 ZIP_MAGIC = b"PK\x03\x04"
-# Protocol 2, then the magic number of PyTorch's format before 1.6 as a long.
-LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# The magic number of PyTorch's format before 1.6, a long, behind the protocol and, from protocol 4 on, a frame.
+LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+PROTOCOLS = (b"\x02", b"\x03")
+CLASS = re.compile(r"<class '([\w.]+)'>")
 GLOBAL = re.compile(r"\bGLOBAL ([A-Za-z_][\w.]*)")
 
 
@@ -36,10 +40,11 @@ def load_tree(path: Path) -> Any:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(512)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+        start = read_start(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     try:
         return _load(path, start)
     except CheckpointError as error:
@@ -54,7 +59,8 @@ def _load(path: Path, start: bytes) -> Any:
     if start.startswith(ZIP_MAGIC):
         _check_zip(path)
         return _torch_load(path)
-    if start.startswith(LEGACY_MAGIC):
+    if start[:1] == b"\x80" and LEGACY_MAGIC in start[:32]:
+        _check_protocol(start)
         return _torch_load(path)
     if start[257:262] == TAR_MAGIC:
         return load_tar(path)
@@ -62,32 +68,44 @@ def _load(path: Path, start: bytes) -> Any:
         return _load_safetensors(path)
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         raise CheckpointError("a plain Python pickle, not a PyTorch checkpoint; refused, because it could run code")
-    if not start or start.lstrip()[:1] == b"<" or start.startswith(b"version https://"):
-        raise CheckpointError(describe_foreign(start))
-    if start.isascii() and start.decode().isprintable():
-        raise CheckpointError(f"looks like text ({start[:40].decode()!r}), not a checkpoint")
-    raise CheckpointError("not a checkpoint: neither a PyTorch file nor safetensors")
+    raise CheckpointError(describe_foreign(start))
 
 
 def _check_zip(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            pickles = [name for name in names if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
+            start = archive.open(pickles[0]).read(2) if pickles else b""
+            broken = archive.testzip() if pickles else None
+    except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError):
         raise CheckpointError(
-            "truncated or damaged: the zip directory at its end is missing; download it again"
+            "truncated or damaged: the zip archive can't be read to its end; download it again"
         ) from None
-    if any(re.fullmatch(r"[^/]+/code/.*", name) for name in names):
+    if any(re.fullmatch(r"[^/]+/(code/.*|constants\.pkl)", name) for name in names):
         raise CheckpointError("a TorchScript archive, which carries code; the original checkpoint is needed")
-    if not any(re.fullmatch(r"([^/]+/)?data\.pkl", name) for name in names):
+    if not pickles:
         inside = ", ".join(names[:3])
         raise CheckpointError(f"a zip archive, not a checkpoint (it holds {inside}); unpack it first")
+    if broken is not None:
+        raise CheckpointError(f"damaged: the checksum of {broken} is wrong; download it again")
+    _check_protocol(start)
+
+
+def _check_protocol(start: bytes) -> None:
+    """The restricted unpickler knows pickles as torch.save writes them unless told otherwise."""
+    if start[:1] == b"\x80" and start[1:2] not in PROTOCOLS:
+        raise CheckpointError(
+            f"saved with pickle protocol {start[1]}, which the restricted reader does not know; "
+            "save it again with torch.save's own protocol, 2"
+        )
 
 
 def _torch_load(path: Path) -> Any:
     try:
         # An open file, because PyTorch would judge a path by its suffix.
-        with torch.serialization.safe_globals(list(_allowed())), path.open("rb") as file:
+        with torch.serialization.safe_globals(list(_allowed())), path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return torch.load(file, map_location="cpu", weights_only=True)
     except (CheckpointError, MemoryError, OSError):
         raise
@@ -98,7 +116,7 @@ def _torch_load(path: Path) -> Any:
 
 def _allowed() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     scalar = np.float64(0).__reduce__()[0]
-    kinds = [type(np.dtype(code)) for code in "?bBhHiIlLqQefd"]
+    kinds = [type(np.dtype(code)) for code in "?bBhHiIlLqQefdgFDGSUMm"]
     allowed: list[Any] = [argparse.Namespace, np.dtype, *dict.fromkeys(kinds)]
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         return [*allowed, scalar]
@@ -113,10 +131,10 @@ def _explain(message: str) -> str:
             f"refused, because it holds the Python object {found.group(1)}, which is not on the list of harmless ones; "
             "only tensors, plain containers, argparse namespaces and numpy scalars are read"
         )
-    first = (message.strip() or "no reason given").splitlines()[0]
-    if "Weights only load failed" in first or "weights_only" in first:
-        return "refused or damaged: it does not hold tensors in a form that can be read without running code"
-    return f"truncated or damaged ({first[:160]})"
+    named = CLASS.search(message)
+    if named:
+        return f"refused, because it holds an object of the type {named.group(1)}, which is not known to be harmless"
+    return "truncated or damaged: what it holds does not fit together"
 
 
 def _load_safetensors(path: Path) -> dict[str, Any]:
