@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -54,6 +54,10 @@ def enhance(
     compile: Annotated[
         bool | None,
         typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="With --compile: a folder that keeps what was compiled."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[
@@ -218,7 +222,10 @@ def enhance(
         )
 
     recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
+    if cache is not None and not compile:
+        raise UsageError("--cache is for --compile")
     with (
+        _cached(cache),
         _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
         bar(len(jobs)) as advance,
     ):
@@ -331,6 +338,29 @@ def export(
     source = resolve(model, suffixes=(".safetensors",))
     for line in export_generator(source, output, format=format, dtype=dtype, device=device):
         _say(line)
+
+
+@app.command("compile")
+def compile_ahead(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
+    cache: Annotated[Path, typer.Option(help="The folder to fill.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
+    batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
+) -> None:
+    """Compile now, so that `enhance --compile --cache DIR` with the same choices starts at once."""
+    from gpen_core.checkpoint import load_generator
+    from gpen_core.compile_cache import ARTEFACT, cached_in, keep_artefact
+    from gpen_core.runtime import Runtime, RuntimeOptions
+    from gpen_weights import resolve
+
+    generator = load_generator(resolve(model, suffixes=(".safetensors",)))
+    options = RuntimeOptions(device=device, precision=precision, compile=True, max_batch=batch)
+    with cached_in(cache):
+        runtime = Runtime(generator, generator.config, options)
+        runtime.warm_up()
+        whole = keep_artefact(cache)
+    _say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
 
 
 @app.command()
@@ -454,6 +484,18 @@ def _preset(name: str, device: str) -> str:
     found = choose_device(device)
     memory = torch.cuda.get_device_properties(found).total_memory if found.type == "cuda" else None
     return choose_preset(memory)
+
+
+def _cached(folder: Path | None) -> AbstractContextManager[None]:
+    """Compilations kept in a folder, if one is given."""
+    if folder is None:
+        return nullcontext()
+    from gpen_core.backend import require_torch
+
+    require_torch()
+    from gpen_core.compile_cache import cached_in
+
+    return cached_in(folder)
 
 
 def _settings(weights: str, backend: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:

@@ -22,7 +22,7 @@ LAYERS = (
     ("image_io", "plan"),
     ("model", "detect"),
     ("checkpoint", "rrdb"),
-    ("runtime", "runtime_onnx", "runtime_pt2"),
+    ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
     ("backend",),
     ("find", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli", "__main__"),
@@ -78,7 +78,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'doctor', 'convert', 'export', 'info', 'weights', 'version'\n"
+        "commands = 'enhance', 'doctor', 'convert', 'export', 'compile', 'info', 'weights', 'version'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"
