@@ -162,6 +162,8 @@ def _compile(
     network: nn.Module, config: GeneratorConfig, package: Path, device: torch.device, binding: dict[str, str]
 ) -> None:
     example = probe(config, 2).to(device)
+    if device.type == "cuda":
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch = torch.export.Dim("batch", min=BATCHES[0], max=BATCHES[1])
     # Freezing lays a CPU's weights out for its kernels while compiling.
     settings: dict[str, Any] = {"aot_inductor.metadata": binding, "freezing": device.type == "cpu"}
