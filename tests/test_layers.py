@@ -93,3 +93,14 @@ def test_help_does_not_import_torch() -> None:
 )
 def test_importing_is_silent(module: str) -> None:
     assert run_python(f"import {module}") == ""
+
+
+def test_onnxruntime_reports_to_nobody() -> None:
+    code = (
+        "import os, sys\n"
+        "os.environ.pop('ORT_DISABLE_TELEMETRY', None)\n"
+        "import gpen_core\n"
+        "assert 'onnxruntime' not in sys.modules\n"
+        "assert os.environ['ORT_DISABLE_TELEMETRY'] == '1'\n"
+    )
+    assert run_python(code) == ""
