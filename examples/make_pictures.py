@@ -23,7 +23,7 @@ from tests.degrade import degrade  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "astronaut_degraded.jpg"
 BEFORE_AFTER = ROOT / "docs" / "images" / "before_after.png"
-# The part of the photo that the README shows, three times enlarged.
+# The part of the photo that the README shows, enlarged.
 PART = np.s_[30:230, 125:325]
 ZOOM = 2
 

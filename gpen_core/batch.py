@@ -9,17 +9,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
-from gpen_core.files import remove_leftovers
+from gpen_core.files import copy, is_folder, remove_leftovers
 from gpen_core.gallery import Gallery
 from gpen_core.ledger import Ledger, fingerprint
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
+from gpen_core.tasks import Task, restore
 
 if TYPE_CHECKING:
     from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
@@ -150,19 +153,20 @@ def run(
     files: Files = Files(),
     settings: Callable[[], str] | None = None,
     gallery: Gallery | None = None,
+    task: Task = restore,
 ) -> Summary:
     """Restore every photo, in order. A bad one is told of and the rest go on.
 
     load: makes the restorer, when the first readable photo needs it; what it raises ends the run. tell: hears of each
     photo in the order of the jobs, from the caller's thread. settings: fingerprint of all that decides what becomes
     of a photo; with it a ledger is kept in each job's folder, as `files.skip_existing` needs. gallery: writes further
-    pictures after each output.
+    pictures after each output. task: what to do with a photo.
     SIGINT and SIGTERM end the run after the photos being written; so does a full disk.
     """
     started = time.monotonic()
     counts: Counter[Status] = Counter()
     alone = None
-    with stop_on_signals() as stop, _opened(jobs, load, options, files, settings, gallery, stop) as work:
+    with stop_on_signals() as stop, _opened(jobs, load, options, files, settings, gallery, task, stop) as work:
         for outcome in work.outcomes(jobs):
             counts[outcome.status] += 1
             if len(jobs) == 1 and outcome.job.named and outcome.error:
@@ -180,6 +184,7 @@ def _opened(
     files: Files,
     settings: Callable[[], str] | None,
     gallery: Gallery | None,
+    task: Task,
     stop: Stop,
 ) -> Iterator[_Work]:
     with ExitStack() as stack:
@@ -194,15 +199,22 @@ def _opened(
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
-        yield _Work(load, options, files, settings, gallery, stop, ledgers, readers, writers)
+        yield _Work(load, options, files, settings, gallery, task, stop, ledgers, readers, writers)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while not _exists(existing) and existing != existing.parent:
         existing = existing.parent
-    if not existing.is_dir():
+    if not is_folder(existing):
         raise ImageError(f"{folder}: {existing} is no folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ImageError(f"{folder}: no permission to write there")
@@ -224,6 +236,7 @@ class _Work:
         files: Files,
         settings: Callable[[], str] | None,
         gallery: Gallery | None,
+        task: Task,
         stop: Stop,
         ledgers: dict[Path, Ledger],
         readers: ThreadPoolExecutor,
@@ -232,7 +245,7 @@ class _Work:
         self.hopeless = ""
         self._load, self._options, self._files = load, options, files
         self._make_settings, self._settings = settings, ""
-        self._gallery, self._stop, self._ledgers = gallery, stop, ledgers
+        self._gallery, self._task, self._stop, self._ledgers = gallery, task, stop, ledgers
         self._readers, self._writers = readers, writers
         self._restorer: Restorer | None = None
         # How many photos are read ahead: of large ones, that only decoding shows, one.
@@ -308,34 +321,37 @@ class _Work:
         restorer = self._require_restorer()
         try:
             with self._stop.at_once():
-                restored = restorer(loaded.photo.pixels, replace(self._options, grey=loaded.photo.grey))
+                photo, restored = self._task(restorer, loaded.photo, self._options)
         except Exception as error:
             return _known(_failure(job, error)), False
         runtime = restorer.runtime.description
         heavy = restored.image.nbytes > HEAVY_PIXELS
-        return self._writers.submit(self._write, job, loaded, restored, runtime), heavy
+        return self._writers.submit(self._write, job, loaded, photo, restored, runtime), heavy
 
-    def _write(self, job: Job, loaded: _Loaded, restored: Restored, runtime: str) -> Outcome:
+    def _write(self, job: Job, loaded: _Loaded, photo: image_io.Photo, restored: Restored, runtime: str) -> Outcome:
         ledger = self._ledgers.get(job.folder)
-        photo = loaded.photo
+        before = loaded.photo
         try:
             if ledger is not None:
                 # The lock tells other processes not to take what is being written for something left over.
                 ledger.open()
             job.target.parent.mkdir(parents=True, exist_ok=True)
-            format = _format(job, photo)
-            lost = image_io.write(
-                job.target, photo.with_pixels(restored.image), format=format, quality=self._files.quality
-            )
+            format = _format(job, before)
+            lost: tuple[str, ...] = ()
+            if self._files.quality is None and _is_copy(job, format, before, photo):
+                copy(job.source, job.target)
+            else:
+                lost = (*before.notes, *image_io.write(job.target, photo, format=format, quality=self._files.quality))
             if self._gallery is not None:
-                self._gallery.write(job, photo, restored, format)
+                self._gallery.write(job, before, restored, format)
             if ledger is not None and not restored.failed:
                 ledger.add(job.target, loaded.content, self._settings)
         except Exception as error:
             if _number(error) in HOPELESS:
                 self.hopeless = f"stopped: {_explain(error, job)}"
             return _failure(job, error)
-        notes = (*photo.notes, *restored.notes, *lost)
+        failed = (f"a face was left as it was: {face.reason}" for face in restored.faces if face.status == "failed")
+        notes = (*restored.notes, *lost, *failed)
         return Outcome(job, _status(restored), restored.faces, runtime, restored.seconds, notes)
 
     def _require_restorer(self) -> Restorer:
@@ -373,6 +389,15 @@ def _format(job: Job, photo: image_io.Photo) -> str | None:
     return None if job.target.suffix else "png"
 
 
+def _is_copy(job: Job, format: str | None, before: image_io.Photo, after: image_io.Photo) -> bool:
+    """Whether nothing changed, so that the output can be the input, byte for byte."""
+    same_format = format == before.format or job.source.suffix.lower() == job.target.suffix.lower()
+    if not same_format or before.turned or before.grey != after.grey or before.icc != after.icc:
+        return False
+    same_alpha = before.alpha is after.alpha or np.array_equal(before.alpha, after.alpha)  # type: ignore[arg-type]
+    return same_alpha and np.array_equal(before.pixels, after.pixels)
+
+
 def _status(restored: Restored) -> Status:
     if restored.failed:
         return "partly"
@@ -393,7 +418,8 @@ def _explain(error: Exception, job: Job) -> str:
     text = " ".join(str(error).split())
     if not isinstance(error, GpenError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return text if str(job.source) in text or str(job.target) in text else f"{job.source}: {text}"
+    named = any(image_io.shown(path) in text for path in (job.source, job.target))
+    return text if named else f"{job.source}: {text}"
 
 
 def _number(error: BaseException | None) -> int | None:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -16,36 +16,44 @@ from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
 from gpen_core.progress import bar
 
 if TYPE_CHECKING:
-    from gpen_core.batch import Outcome
-    from gpen_core.restorer import Restorer
+    from gpen_core.batch import Files, Outcome
+    from gpen_core.restorer import Options, Restorer
+    from gpen_core.tasks import Task
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 weights_app = typer.Typer(help="The weights this machine has, and how to get more.", no_args_is_help=True)
 app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
-DEFAULT_DETECTOR = "centerface"
+DEFAULT_DETECTOR = "auto"
+DEFAULT_PARSER = "ParseNet-latest"
 WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
+    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.", readable=False)],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="A file for one photo, else a folder. Default: beside each input, *_restored."
+            "--output",
+            "-o",
+            help="A file for one photo, else a folder. Default: beside each input, *_restored.",
+            readable=False,
         ),
     ] = None,
     weights: Annotated[
         str, typer.Option(help="Converted or exported weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
     backend: Annotated[
         str, typer.Option(help="torch, onnx (without PyTorch), or auto: what the weights need.")
     ] = "auto",
@@ -89,6 +97,15 @@ def enhance(
     rotate: Annotated[
         str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
     ] = "off",
+    detect_size: Annotated[
+        int,
+        typer.Option(help="Look for faces at so many pixels on the longer side.", min=32, rich_help_panel=WHICH),
+    ] = 1280,
+    detector_device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=WHICH)] = "cpu",
+    template: Annotated[
+        str | None,
+        typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says."),
+    ] = None,
     aligned: Annotated[
         bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
     ] = False,
@@ -118,6 +135,14 @@ def enhance(
             help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
         ),
     ] = None,
+    mask: Annotated[
+        str,
+        typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH),
+    ] = "box",
+    parser: Annotated[
+        str | None,
+        typer.Option(help=f"For --mask parse: a path or a name. Default: {DEFAULT_PARSER}.", rich_help_panel=FINISH),
+    ] = None,
     match_colour: Annotated[
         bool,
         typer.Option(
@@ -132,7 +157,10 @@ def enhance(
     save_faces: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Also write each face: crop, restored, and both side by side.", rich_help_panel=SEE
+            metavar="DIR",
+            help="Also write each face: crop, restored, and both side by side.",
+            rich_help_panel=SEE,
+            readable=False,
         ),
     ] = None,
     compare: Annotated[
@@ -148,7 +176,9 @@ def enhance(
     quality: Annotated[
         int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one JSON object for each photo to this file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write one JSON object for each photo to this file.", readable=False)
+    ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:
     """Restore the faces in photos. The originals are never changed.
@@ -161,12 +191,9 @@ def enhance(
     Exit codes: 0 all good, 1 wrong usage, 2 bad input, 3 some failed, 4 nothing
     done, 130 interrupted.
     """
-    from gpen_core.batch import Files, run
+    from gpen_core.batch import Files
     from gpen_core.find import parse_box
-    from gpen_core.gallery import open_gallery
-    from gpen_core.plan import plan
-    from gpen_core.presets import find_preset
-    from gpen_core.restorer import Options, Restorer
+    from gpen_core.restorer import Options
 
     options = Options(
         strength=strength,
@@ -180,68 +207,221 @@ def enhance(
         stride=stride,
         long_side=long_side,
         upscale=upscale,
+        mask=mask,  # type: ignore[arg-type]
         match_color=match_colour,
         sharpen=sharpen,
         grain=grain,
         keep_crops=save_faces is not None,
     )
+    if parser is not None and mask != "parse":
+        raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
+    parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
-    chosen = None if preset is None else find_preset(_preset(preset, device))
-    if chosen is not None:
-        batch = batch or chosen.max_batch
-        precision = precision or chosen.precision
-        compile = chosen.compile if compile is None else compile
-    precision, compile = precision or "auto", bool(compile)
+    networks = Networks(
+        weights,
+        detector,
+        upscaler,
+        device,
+        precision,
+        compile,
+        batch,
+        preset,
+        parser=parsing,
+        template=template,
+        detect_size=detect_size,
+        detector_device=detector_device,
+        backend=backend,
+        cache=cache,
+    )
+    _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
+
+
+Photos = Annotated[list[Path], typer.Argument(metavar="IN", help="Pictures, or folders of pictures.", readable=False)]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="A file for one picture, else a folder. Default: beside each input.", readable=False
+    ),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+@app.command()
+def colorize(
+    inputs: Photos,
+    output: Output = None,
+    weights: Annotated[str, typer.Option(help="Converted colourisation weights.")] = "GPEN-Colorization-1024",
+    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    device: Device = "auto",
+    strength: Annotated[float, typer.Option(help="0 leaves the photo as it is, 1 colours fully.")] = 1.0,
+    aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
+) -> None:
+    """Give the faces of grey photos colour. The photo's luma is kept where sizes differ."""
+    from gpen_core.batch import Files
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import colorize as task
+
+    options = Options(strength=strength, aligned=aligned)
+    networks = Networks(weights, detector, device=device)
+    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
+
+
+@app.command()
+def inpaint(
+    inputs: Photos,
+    output: Output = None,
+    mask_image: Annotated[
+        Path | None,
+        typer.Option(
+            help="White where the picture is missing. Default: its transparent pixels, or else its pure white ones.",
+            readable=False,
+        ),
+    ] = None,
+    weights: Annotated[str, typer.Option(help="Converted inpainting weights.")] = "GPEN-Inpainting-1024",
+    device: Device = "auto",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each picture.")] = False,
+) -> None:
+    """Fill the holes of aligned, square face crops. All other pixels stay."""
+    from gpen_core.batch import Files
+    from gpen_core.image_io import read
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import inpaint as task
+
+    holes = None if mask_image is None else read(mask_image).rgb8()[..., 0] > 127
+    networks = Networks(weights, DEFAULT_DETECTOR, device=device)
+    options = Options(aligned=True)
+    _process(
+        inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "inpainting", task(holes)
+    )
+
+
+@app.command()
+def seg2face(
+    inputs: Photos,
+    output: Output = None,
+    weights: Annotated[str, typer.Option(help="Converted weights.")] = "GPEN-Seg2face-512",
+    device: Device = "auto",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each picture.")] = False,
+) -> None:
+    """Make faces from square label maps, drawn in the colours that the weights were trained on."""
+    from gpen_core.batch import Files
+    from gpen_core.restorer import Options
+    from gpen_core.tasks import seg2face as task
+
+    networks = Networks(weights, DEFAULT_DETECTOR, device=device)
+    options = Options(aligned=True)
+    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "seg2face", task)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Which networks to use, and how to run them. None leaves a choice to the preset, then to the default."""
+
+    weights: str
+    detector: str
+    upscaler: str | None = None
+    device: str = "auto"
+    precision: str | None = None
+    compile: bool | None = None
+    batch: int | None = None
+    preset: str | None = None
+    parser: str | None = None
+    template: str | None = None
+    detect_size: int = 1280
+    detector_device: str = "cpu"
+    backend: str = "auto"
+    cache: Path | None = None
+
+    def preset_applied(self) -> Networks:
+        """With the preset's values where nothing else was said."""
+        from gpen_core.presets import find_preset
+
+        chosen = None if self.preset is None else find_preset(_preset(self.preset, self.device))
+        return replace(
+            self,
+            precision=self.precision or (chosen.precision if chosen else "auto"),
+            compile=self.compile if self.compile is not None else bool(chosen and chosen.compile),
+            batch=self.batch or (chosen.max_batch if chosen else None),
+        )
+
+
+def _process(
+    inputs: list[Path],
+    output: Path | None,
+    recursive: bool,
+    options: Options,
+    files: Files,
+    networks: Networks,
+    save_faces: Path | None,
+    compare: bool,
+    report: Path | None,
+    json_lines: bool,
+    kind: str = "restoration",
+    task: Task | None = None,
+) -> NoReturn:
+    """Do one task to every photo, tell of each, and leave with the exit code. kind: what the weights must be for."""
+    from gpen_core.batch import run
+    from gpen_core.files import is_folder
+    from gpen_core.gallery import open_gallery
+    from gpen_core.plan import plan
+    from gpen_core.restorer import Restorer
+    from gpen_core.tasks import require_task, restore
+
+    use = networks.preset_applied()
     jobs = plan(inputs, output, recursive=recursive, notice=_complain)
     gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
-        found = None if options.whole else _detector(detector)
-        return Restorer.load(
-            weights,
+        found = None if options.whole else _detector(use.detector)
+        restorer = Restorer.load(
+            use.weights,
             found,
-            backend=backend,
-            device=device,
-            precision=precision,
-            compile=compile,
-            max_batch=batch,
-            upscaler=upscaler,
+            backend=use.backend,
+            device=use.device,
+            precision=use.precision or "auto",
+            compile=bool(use.compile),
+            max_batch=use.batch,
+            upscaler=use.upscaler,
+            parser=use.parser,
+            template=use.template,
+            detect_size=use.detect_size,
+            detector_device=use.detector_device,
         )
+        require_task(restorer, kind)
+        return restorer
 
     def settings() -> str:
-        found = None if options.whole else _detector(detector)
-        return _settings(
-            weights,
-            backend,
-            found,
-            upscaler,
-            options=asdict(options),
-            precision=precision,
-            quality=quality,
-            compare=compare,
-        )
+        found = None if options.whole else _detector(use.detector)
+        said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
+        said |= {"template": use.template, "detect_size": use.detect_size}
+        return _settings(use.weights, use.backend, found, use.upscaler, use.parser, **said)
 
-    recorded = settings if skip_existing or any(path.is_dir() for path in inputs) else None
-    if cache is not None and not compile:
+    recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
+    if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
-        _cached(cache),
+        _cached(use.cache),
         _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
         bar(len(jobs)) as advance,
     ):
 
         def tell(outcome: Outcome) -> None:
             write(outcome.record())
-            for line in (*outcome.notes, outcome.error):
-                if line:
-                    _complain(f"gpen-core: {line}" if line is outcome.error else f"{outcome.job.source}: {line}")
+            for line in outcome.notes:
+                _complain(f"{outcome.job.source}: {line}")
+            if outcome.error:
+                _complain(f"gpen-core: {outcome.error}")
             if json_lines:
                 _say_json(outcome.record())
             elif not outcome.error:
                 _say(outcome.line())
             advance()
 
-        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery)
+        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery, task=task or restore)
     if not jobs:
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
     if summary.stopped:
@@ -256,7 +436,9 @@ def doctor(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
-    detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
+    detector: Annotated[
+        str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
+    ] = DEFAULT_DETECTOR,
 ) -> None:
     """Tell what this machine has, what is missing, and the cure for each.
 
@@ -274,9 +456,17 @@ def doctor(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="An original checkpoint (.pth, .pt).")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="An original checkpoint (.pth, .pt), or a GPEN generator as .onnx.",
+            readable=False,
+        ),
+    ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.")
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.", readable=False),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Which state dict to take, if there are several. Default: g_ema.")
@@ -286,6 +476,9 @@ def convert(
         str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
     ] = None,
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
+    template: Annotated[
+        str, typer.Option(help="Crops that the weights were trained on: gpen, ffhq or arcface128.")
+    ] = "gpen",
     size: Annotated[
         int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
     ] = None,
@@ -299,20 +492,23 @@ def convert(
 ) -> None:
     """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
-    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX.
+    Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
+    generator that somebody exported as ONNX becomes safetensors again.
     """
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
 
     claims = Claims(
         input_size=size,
-        output_size=output_size or size,
+        output_size=size if output_size is None else output_size,
         channel_multiplier=channel_multiplier,
         narrow=narrow,
         style_dim=style_dim,
         n_mlp=n_mlp,
     )
-    lines = convert_checkpoint(source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
+    lines = convert_checkpoint(
+        source, output, key=key, dtype=dtype, task=task, licence=licence, template=template, claims=claims
+    )
     for line in lines:
         _say(line)
 
@@ -364,7 +560,9 @@ def compile_ahead(
 
 
 @app.command()
-def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted or exported weights.")]) -> None:
+def info(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted or exported weights.", readable=False)],
+) -> None:
     """Tell what a converted or exported file is and where it comes from."""
     from gpen_core.backend import describe_weights
 
@@ -397,12 +595,21 @@ def weights_pull(name: Annotated[str, typer.Argument(help="A name from `weights 
     _say(str(pull(name, notify=_complain)))
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
+def _version(wanted: bool) -> None:
     from gpen_core import __version__
 
-    _say(__version__)
+    if wanted:
+        _say(f"gpen-core {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO"""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -498,39 +705,51 @@ def _cached(folder: Path | None) -> AbstractContextManager[None]:
     return cached_in(folder)
 
 
-def _settings(weights: str, backend: str, detector: str | Path | None, upscaler: str | None, **others: Any) -> str:
+def _settings(
+    weights: str, backend: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
+) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.backend import find_weights
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    names = {"detector": detector, "upscaler": upscaler}
+    names = {"detector": detector, "upscaler": upscaler, "parser": parser}
     files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
     files["weights"] = fingerprint(find_weights(weights, backend))
     return settings_fingerprint({**files, **others})
 
 
 def _detector(name: str) -> str | Path:
-    """The detector's path; the default one is fetched when it is not here."""
+    """The detector's path; centerface is fetched when it is not here."""
     from gpen_core.errors import MissingWeightsError
-    from gpen_weights import pull, resolve
+    from gpen_weights import default_detector, pull, resolve
 
+    meant = default_detector() if name == "auto" else name
     try:
-        return resolve(name)
+        return resolve(meant)
     except MissingWeightsError:
-        if name != DEFAULT_DETECTOR:
+        if meant != "centerface":
             raise
-    return pull(name, notify=_complain)
+    # One line in the end, whichever way it goes.
+    told: list[str] = []
+    path = pull(meant, notify=told.append)
+    _complain(f"gpen-core: no detector was here; {'; '.join(told)}")
+    return path
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _printable(line: str) -> str:
+    """One line whatever a file's name holds: line breaks and control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
+
+
 def _say(line: str) -> None:
     try:
         # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
-        typer.echo(line, file=sys.stdout)
+        typer.echo(_printable(line), file=sys.stdout)
     except BrokenPipeError:
         # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
         sys.stdout = None
@@ -543,4 +762,4 @@ def _say_json(record: Any) -> None:
 
 
 def _complain(line: str) -> None:
-    typer.echo(line, file=sys.stderr)
+    typer.echo(_printable(line), file=sys.stderr)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
-from gpen_core.errors import CheckpointError
+from gpen_core.errors import CheckpointError, UsageError
 
 Template = tuple[tuple[float, float], ...]
 
@@ -20,6 +20,25 @@ GPEN_TEMPLATE: Template = (
     (0.413983935, 0.716461318),
     (0.587677978, 0.715500605),
 )
+# The five points of FFHQ faces at 512 px (1024 px, halved) that facexlib, GFPGAN and CodeFormer crop to; from
+# facexlib's `FaceRestoreHelper.face_template`, MIT, explained in xinntao/facexlib#14.
+FFHQ_TEMPLATE: Template = (
+    (192.98138 / 512, 239.94708 / 512),
+    (318.90277 / 512, 240.1936 / 512),
+    (256.63416 / 512, 314.01935 / 512),
+    (201.26117 / 512, 371.41043 / 512),
+    (313.08905 / 512, 371.15118 / 512),
+)
+# ArcFace's five points at 112 px (Deng et al., CVPR 2019; insightface's `arcface_dst`, MIT) in a crop of 128 px that
+# has 8 more pixels on the left and on the right and 16 more below, as insightface and face swappers make it.
+ARCFACE_128_TEMPLATE: Template = (
+    ((38.2946 + 8) / 128, 51.6963 / 128),
+    ((73.5318 + 8) / 128, 51.5014 / 128),
+    ((56.0252 + 8) / 128, 71.7366 / 128),
+    ((41.5493 + 8) / 128, 92.3655 / 128),
+    ((70.7299 + 8) / 128, 92.2041 / 128),
+)
+TEMPLATES = {"gpen": GPEN_TEMPLATE, "ffhq": FFHQ_TEMPLATE, "arcface128": ARCFACE_128_TEMPLATE}
 TASKS = ("restoration", "colorization", "inpainting", "seg2face")
 VALUE_RANGES = {task: (0.0, 1.0) if task == "seg2face" else (-1.0, 1.0) for task in TASKS}
 SMALLEST, LARGEST = 4, 8192
@@ -70,6 +89,18 @@ class InferredFormat:
     value_range: tuple[float, float] = (-1.0, 1.0)
     template: Template = GPEN_TEMPLATE
     task: str = "restoration"
+
+
+def template_named(name: str) -> Template:
+    """The crop template called "gpen", "ffhq" or "arcface128". Raises UsageError for another name."""
+    if name not in TEMPLATES:
+        raise UsageError(f"--template {name}: use {', '.join(TEMPLATES)}")
+    return TEMPLATES[name]
+
+
+def template_name(template: Template) -> str:
+    """What a template is called, or "its own"."""
+    return next((name for name, points in TEMPLATES.items() if points == template), "its own")
 
 
 @dataclass(frozen=True)
@@ -275,7 +306,8 @@ def describe(metadata: WeightsMetadata) -> list[str]:
     others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
     lines = [
         f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
-        f"values {config.value_range[0]:g}..{config.value_range[1]:g}",
+        f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
+        + ("" if config.template == GPEN_TEMPLATE else f", {template_name(config.template)} crops"),
         f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
         f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
         f"features {'concatenated' if config.concat else 'added'}",

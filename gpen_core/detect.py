@@ -1,10 +1,15 @@
 """Find faces: an ONNX model on onnxruntime, decoded in numpy.
 
-Two families of model are known, told apart by the shapes of what they return, never by the file's name:
+Three families of model are known, told apart by the shapes of what they return, never by the file's name:
 
 - RetinaFace (Deng et al., CVPR 2020), the detector that GPEN was published with: three outputs [B, N, 4],
   [B, N, 2] and [B, N, 10] over N anchors, scores already softmaxed; input BGR minus its mean.
 - CenterFace (Xu et al., 2019): maps of 1, 2, 2 and 10 channels at a quarter of the size; input RGB 0..255.
+- YuNet (Wu et al., Machine Intelligence Research 2023), as the OpenCV zoo publishes it: for each of the strides 8,
+  16 and 32 four outputs [B, cells, 1 | 1 | 4 | 10]; input BGR 0..255.
+
+A network with free height and width sees the picture as large as is asked for; one of a fixed size sees it fitted
+into that size.
 
 Faces come most confident first. Positions are those of the picture given, integers being pixel centres.
 """
@@ -20,7 +25,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from gpen_core.errors import DetectorError, DeviceError, UsageError
+from gpen_core.errors import DetectorError, UsageError
+from gpen_core.sessions import first_line, open_session
 from gpen_core.types import Face, Image
 
 LONG_SIDE = 1280
@@ -34,11 +40,10 @@ time; all faces at every size where there are up to 30.
 _COARSE = 4
 _MULTIPLE = 32
 _PROBE = 64
-_UNKNOWN = "not a face detector of a known family (retinaface, centerface)"
+_UNKNOWN = "not a face detector of a known family (retinaface, centerface, yunet)"
 _NMS_IOU = 0.4
 _NESTED = 0.7
-_MAX_THREADS = 8
-_LEGACY_STARTS = (b"PK\x03\x04", b"\x80")
+_YUNET_STRIDES = (8, 16, 32)
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -77,11 +82,12 @@ def load_detector(
 ) -> Detector:
     """Open a face detector.
 
-    path: an ONNX file of a known family with free height and width.
+    path: an ONNX file of a known family.
     long_side: a larger picture is shrunk for detection until its longer side has this many pixels; none is
         enlarged. CenterFace finds faces from about 24 pixels high in the shrunk picture; twice the size finds
-        faces half as large in four times the time.
-    threshold: least confidence of a face, 0..1; None means the family's own (RetinaFace 0.9, CenterFace 0.5).
+        faces half as large in four times the time. A network of a fixed size sees no more than that size.
+    threshold: least confidence of a face, 0..1; None means the family's own (RetinaFace and YuNet 0.9,
+        CenterFace 0.5).
     device: "cpu", or "cuda" where onnxruntime has its CUDA provider.
 
     Raises DetectorError for a file that is not such a model, DeviceError for a device that onnxruntime can't
@@ -91,9 +97,10 @@ def load_detector(
         raise UsageError(f"detection size {long_side} is too small: at least {_MULTIPLE} pixels")
     if threshold is not None and not 0 < threshold < 1:
         raise UsageError(f"detection threshold {threshold} is not between 0 and 1")
-    session = _open_session(Path(path), device)
-    family, outputs = _recognise(session, Path(path))
-    return _OnnxDetector(session, family, outputs, long_side, family.threshold if threshold is None else threshold)
+    session = open_session(Path(path), device, "detector", DetectorError)
+    family, outputs, fixed = _recognise(session, Path(path))
+    least = family.threshold if threshold is None else threshold
+    return _OnnxDetector(session, family, outputs, fixed, long_side, least)
 
 
 def retinaface_anchors(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -147,6 +154,29 @@ def decode_centerface(
     points = corner[:, None] + fractions * size[:, None]
     scores = heatmap[row, column].astype(np.float64)
     return Candidates(np.concatenate([corner, corner + size], axis=1), points.astype(np.float64), scores)
+
+
+def decode_yunet(maps: Sequence[FloatArray], size: tuple[int, int], threshold: float) -> Candidates:
+    """Candidates scoring above `threshold` among YuNet's raw outputs for one picture, unclipped.
+
+    maps: for each of the strides s = 8, 16, 32 over the cells of a picture of `size` (height, width), row by row:
+    class and object confidence [N, 1] each, box [N, 4], landmarks [N, 10] (x, y pairs). The score is
+    sqrt(class * object), the box's middle ((column + dx) s, (row + dy) s), its sides s exp(d), a landmark
+    ((column + x) s, (row + y) s): what OpenCV's FaceDetectorYN computes.
+    """
+    boxes, points, scores = [], [], []
+    for stride, level in zip(_YUNET_STRIDES, range(0, len(maps), 4), strict=True):
+        classes, objects, offsets, marks = (m.astype(np.float64) for m in maps[level : level + 4])
+        confidence = np.sqrt(np.clip(classes[:, 0], 0, 1) * np.clip(objects[:, 0], 0, 1))
+        chosen = np.flatnonzero(confidence > threshold)
+        row, column = np.divmod(chosen, -(-size[1] // stride))
+        cell = np.stack([column, row], axis=1)
+        middle = (cell + offsets[chosen, :2]) * stride
+        half = _exp(offsets[chosen, 2:]) * stride / 2
+        boxes.append(np.concatenate([middle - half, middle + half], axis=1))
+        points.append((cell[:, None] + marks[chosen].reshape(-1, 5, 2)) * stride)
+        scores.append(confidence[chosen])
+    return Candidates(np.concatenate(boxes), np.concatenate(points), np.concatenate(scores))
 
 
 def suppress(boxes: NDArray[np.float64], scores: NDArray[np.float64], iou: float = _NMS_IOU) -> NDArray[np.intp]:
@@ -214,14 +244,28 @@ class _Family:
 
     Larger faces are read in a coarser copy. For CenterFace: landmarks spread by 4 to 5 % of the distance of
     the eyes for faces of 50 to 300 px, by 7 % at 400, 10 % at 600, 24 % at 900 px, and above 700 px parts of
-    faces win.
+    faces win. YuNet's authors state 10 to 300 px.
     """
-    probe_shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the outputs for one picture of _PROBE x _PROBE, in the order that `decode` takes them."""
+    shapes: Callable[[int, int], tuple[tuple[int, ...], ...]]
+    """Shapes of the outputs for one picture of (height, width), in the order that `decode` takes them."""
     prepare: Callable[[NDArray[np.float32]], NDArray[np.float32]]
     """H x W x 3 RGB 0..255 to the network's own channels; padding is 0 in the result."""
     decode: Callable[[Sequence[NDArray[Any]], tuple[int, int], float], Candidates]
     """Outputs for one picture, its (height, width) and the threshold to candidates in its pixels."""
+
+
+def _retinaface_shapes(height: int, width: int) -> tuple[tuple[int, ...], ...]:
+    anchors = 2 * sum(-(-height // s) * -(-width // s) for s in (8, 16, 32))
+    return tuple((1, anchors, values) for values in (4, 2, 10))
+
+
+def _centerface_shapes(height: int, width: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((1, channels, height // 4, width // 4) for channels in (1, 2, 2, 10))
+
+
+def _yunet_shapes(height: int, width: int) -> tuple[tuple[int, ...], ...]:
+    cells = [(height // s) * (width // s) for s in _YUNET_STRIDES]
+    return tuple((1, count, values) for count in cells for values in (1, 1, 4, 10))
 
 
 def _to_retinaface(rgb: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -233,7 +277,7 @@ _FAMILIES = (
         name="retinaface",
         threshold=0.9,
         largest=None,
-        probe_shapes=((1, 168, 4), (1, 168, 2), (1, 168, 10)),
+        shapes=_retinaface_shapes,
         prepare=_to_retinaface,
         decode=lambda maps, size, threshold: decode_retinaface(maps[0], maps[1], maps[2], size, threshold),
     ),
@@ -241,9 +285,17 @@ _FAMILIES = (
         name="centerface",
         threshold=0.5,
         largest=320,
-        probe_shapes=((1, 1, 16, 16), (1, 2, 16, 16), (1, 2, 16, 16), (1, 10, 16, 16)),
+        shapes=_centerface_shapes,
         prepare=lambda rgb: rgb,
         decode=lambda maps, _, threshold: decode_centerface(maps[0][0], maps[1], maps[2], maps[3], threshold),
+    ),
+    _Family(
+        name="yunet",
+        threshold=0.9,
+        largest=300,
+        shapes=_yunet_shapes,
+        prepare=lambda rgb: rgb[..., ::-1],
+        decode=decode_yunet,
     ),
 )
 
@@ -253,6 +305,8 @@ class _OnnxDetector:
     session: onnxruntime.InferenceSession
     network: _Family
     outputs: tuple[str, ...]
+    fixed: tuple[int, int] | None
+    """Height and width of the network's input, or None if they are free."""
     long_side: int
     threshold: float
 
@@ -261,7 +315,7 @@ class _OnnxDetector:
         return self.network.name
 
     def __call__(self, image: Image) -> list[Face]:
-        fine = _shrink(image, self.long_side)
+        fine = _shrink(image, self.long_side, self.fixed)
         found = self._look(fine)
         largest = self.network.largest
         if largest is not None and max(_size(fine)) > largest:
@@ -274,7 +328,7 @@ class _OnnxDetector:
         return _faces(_rescale(found, fine, image))
 
     def _look(self, seen: Image) -> Candidates:
-        pixels = _pad(self.network.prepare(seen.astype(np.float32)))
+        pixels = _pad(self.network.prepare(seen.astype(np.float32)), self.fixed)
         found = self.network.decode(self._run(pixels), _size(pixels), self.threshold)
         return found.take(plausible(found, _size(seen)))
 
@@ -284,21 +338,27 @@ class _OnnxDetector:
             outputs = self.session.run(self.outputs, {self.session.get_inputs()[0].name: batch})
         except Exception as error:  # onnxruntime's exceptions share no narrower base
             height, width = pixels.shape[:2]
-            raise DetectorError(f"face detection failed at {width} x {height}: {_first_line(error)}") from error
+            raise DetectorError(f"face detection failed at {width} x {height}: {first_line(error)}") from error
         return [output[0] for output in outputs]
 
 
-def _shrink(image: Image, long_side: int) -> Image:
+def _shrink(image: Image, long_side: int, within: tuple[int, int] | None = None) -> Image:
+    """A copy no longer than `long_side`, and no larger than `within` (height, width)."""
     height, width = image.shape[:2]
     ratio = long_side / max(height, width)
+    if within:
+        ratio = min(ratio, within[0] / height, within[1] / width)
     if ratio >= 1:
         return image
     size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
     return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
 
 
-def _pad(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-    below, right = -pixels.shape[0] % _MULTIPLE, -pixels.shape[1] % _MULTIPLE
+def _pad(pixels: NDArray[np.float32], to: tuple[int, int] | None) -> NDArray[np.float32]:
+    """Pixels with zeros below and to the right: up to the size `to`, or the next multiple that a network takes."""
+    height, width = pixels.shape[:2]
+    rows, columns = to or (height + -height % _MULTIPLE, width + -width % _MULTIPLE)
+    below, right = rows - height, columns - width
     return np.pad(pixels, ((0, below), (0, right), (0, 0)))
 
 
@@ -343,63 +403,38 @@ def _exp(logarithm: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.exp(np.minimum(logarithm, 20)), np.float64)
 
 
-def _open_session(path: Path, device: str) -> onnxruntime.InferenceSession:
-    providers = _providers(device)
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise DetectorError(f"{path}: can't read the detector: {error.strerror}") from error
-    if start.startswith(_LEGACY_STARTS):
-        raise DetectorError(f"{path}: a PyTorch checkpoint, not an ONNX detector: run `gpen-core convert {path}`")
-    options = onnxruntime.SessionOptions()
-    # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
-    options.intra_op_num_threads = _thread_count()
-    # Idle workers that spin would take the cores from the generator that runs next.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Patterns are kept for each picture size ever seen.
-    options.enable_mem_pattern = False
-    options.log_severity_level = 4
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:  # onnxruntime's exceptions share no narrower base
-        reason = _first_line(error).rpartition("failed:")[2]
-        raise DetectorError(f"{path}: not a usable ONNX model ({reason})") from error
-
-
-def _providers(device: str) -> list[str]:
-    if device == "cpu":
-        return ["CPUExecutionProvider"]
-    if device != "cuda":
-        raise UsageError(f"detection device {device!r}: choose cpu or cuda")
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise DeviceError("detection on cuda needs onnxruntime's CUDA provider: pip install onnxruntime-gpu")
-    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
-
-
-def _thread_count() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, _MAX_THREADS)
-
-
-def _recognise(session: onnxruntime.InferenceSession, path: Path) -> tuple[_Family, tuple[str, ...]]:
-    """The family whose outputs the network has for a small black picture, and their names in its order."""
-    shape = _input_shape(session, path)
-    if any(isinstance(side, int) for side in shape[2:]) or (isinstance(shape[0], int) and shape[0] != 1):
-        fixed = " x ".join(str(side) for side in shape)
-        raise DetectorError(f"{path}: takes pictures of {fixed} only; a detector needs free height and width")
-    probe = np.zeros((1, 3, _PROBE, _PROBE), np.float32)
+def _recognise(
+    session: onnxruntime.InferenceSession, path: Path
+) -> tuple[_Family, tuple[str, ...], tuple[int, int] | None]:
+    """The family whose outputs the network has for a black picture, their names in its order, and the fixed size."""
+    fixed = _fixed_size(_input_shape(session, path), path)
+    height, width = fixed or (_PROBE, _PROBE)
+    probe = np.zeros((1, 3, height, width), np.float32)
     try:
         outputs = session.run(None, {session.get_inputs()[0].name: probe})
     except Exception as error:  # onnxruntime's exceptions share no narrower base
-        raise DetectorError(f"{path}: {_UNKNOWN}: {_first_line(error)}") from error
+        raise DetectorError(f"{path}: {_UNKNOWN}: {first_line(error)}") from error
     names = [output.name for output in session.get_outputs()]
     for family in _FAMILIES:
-        ordered = _match(family.probe_shapes, dict(zip(names, outputs, strict=True)))
+        ordered = _match(family.shapes(height, width), dict(zip(names, outputs, strict=True)))
         if ordered:
-            return family, ordered
+            return family, ordered, fixed
     shapes = ", ".join("x".join(map(str, np.shape(output))) for output in outputs)
-    raise DetectorError(f"{path}: {_UNKNOWN}: its outputs are {shapes} for a {_PROBE} x {_PROBE} picture")
+    raise DetectorError(f"{path}: {_UNKNOWN}: its outputs are {shapes} for a {width} x {height} picture")
+
+
+def _fixed_size(shape: list[int | str | None], path: Path) -> tuple[int, int] | None:
+    """(height, width) of the only pictures that a network takes, or None."""
+    batch, _, height, width = shape
+    text = " x ".join(str(side) for side in shape)
+    if isinstance(batch, int) and batch != 1:
+        raise DetectorError(f"{path}: takes {text} only; a detector needs one picture at a time, of any size")
+    if not isinstance(height, int) and not isinstance(width, int):
+        return None
+    sound = isinstance(height, int) and isinstance(width, int) and not height % _MULTIPLE and not width % _MULTIPLE
+    if not sound:
+        raise DetectorError(f"{path}: takes pictures of {text} only; a fixed size must be a multiple of {_MULTIPLE}")
+    return int(height), int(width)  # type: ignore[arg-type]
 
 
 def _input_shape(session: onnxruntime.InferenceSession, path: Path) -> list[int | str | None]:
@@ -415,8 +450,3 @@ def _match(shapes: tuple[tuple[int, ...], ...], outputs: dict[str, Any]) -> tupl
         return None
     # Stable: outputs of one shape keep the order of the file.
     return tuple(sorted(outputs, key=lambda name: shapes.index(np.shape(outputs[name]))))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -153,8 +153,10 @@ def _providers(has_gpu: bool) -> Finding:
 
 
 def _detector(name: str) -> Finding:
-    from gpen_weights import find, resolve
+    from gpen_weights import default_detector, find, resolve
 
+    if name == "auto":
+        name = default_detector()
     try:
         path = resolve(name)
     except GpenError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,12 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """A file's bytes to another name, whole or not at all. Raises OSError."""
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def remove_leftovers(targets: Iterable[Path]) -> int:

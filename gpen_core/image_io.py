@@ -220,7 +220,7 @@ def _upright(photo: Photo, orientation: int) -> Photo:
         return photo
     alpha = None if photo.alpha is None else _turned(photo.alpha, orientation)
     dpi = photo.dpi[::-1] if photo.dpi is not None and orientation >= 5 else photo.dpi
-    return replace(photo, pixels=_turned(photo.pixels, orientation), alpha=alpha, dpi=dpi)
+    return replace(photo, pixels=_turned(photo.pixels, orientation), alpha=alpha, dpi=dpi, turned=True)
 
 
 def _turned(stored: NDArray[Any], orientation: int) -> NDArray[Any]:

@@ -47,7 +47,6 @@ _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
 _XMP_KEY = b"XML:com.adobe.xmp\0"
 _RAW_PROFILE_KEYS = (b"Raw profile type exif\0", b"Raw profile type APP1\0")
 _MAX_INFLATED = 64 << 20
-_CHUNK_ROOM = (1 << 31) - 1
 _HEADER_END = 33
 
 

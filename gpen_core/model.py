@@ -112,6 +112,8 @@ class Generator(nn.Module):
         Empty where input and output have the same size. One map serves a whole batch, so that a face's result
         does not depend on its neighbours.
         """
+        if not self.config.noise_levels:
+            return []
         generator = torch.Generator().manual_seed(seed)
         shapes = [(1, self.config.width(r), r, r) for r in self.config.noise_levels for _ in range(2)]
         return [torch.randn(shape, generator=generator).to(self.constant.device) for shape in shapes]

@@ -42,6 +42,7 @@ class Photo:
     lossless: the file's coding kept every pixel, so a lossy one is not chosen for it unasked.
     compressed: whether the pixels of a TIFF were compressed.
     native: further named blocks that only files of the same format can hold.
+    turned: whether the file's orientation tag had the picture turned to make it upright.
     notes: what of the file could not be read or won't be kept, one sentence each, for the user to see.
     """
 
@@ -59,6 +60,7 @@ class Photo:
     lossless: bool = True
     compressed: bool = True
     native: tuple[tuple[bytes, bytes], ...] = ()
+    turned: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from gpen_core.align import compose, crop, crop_matrix, scaling, whole_matrix
 from gpen_core.backend import CropRuntime, load_runtime, require_torch
 from gpen_core.blend import cover, feathered_mask, full_mask, paste
-from gpen_core.config import PictureFormat
-from gpen_core.detect import Detector, load_detector
+from gpen_core.config import PictureFormat, template_named
+from gpen_core.detect import LONG_SIDE, Detector, load_detector
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.find import Box, find_faces, pose
 from gpen_core.finish import match_color, sharpen
+from gpen_core.masks import Weights, ellipse_mask
+from gpen_core.parse import Parser, load_parser
 from gpen_core.photo import grey_of, to_depth
 from gpen_core.pixels import round_to
 from gpen_core.tiling import tiled
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 Only = Literal["all", "largest"]
 Rotate = Literal["off", "auto"]
+Mask = Literal["box", "ellipse", "parse"]
 Status = Literal["restored", "failed", "skipped"]
 
 SCALES = (1, 2, 4)
@@ -63,6 +66,7 @@ class Options:
     default as much as the up-scaler enlarges, or 1 without one.
     match_color: faces keep the original's colours. sharpen: amount of an unsharp mask of the faces, 0 to 3. grain:
     how much of the original's grain the faces get, 0 to 2.
+    mask: where a restored face is pasted: a soft "box" or "ellipse" of the crop, or what a parser calls face ("parse").
     grey: the picture has no colour and gets none. keep_crops: each face comes with its crop and what became of it.
     """
 
@@ -80,6 +84,7 @@ class Options:
     match_color: bool = False
     sharpen: float = 0.0
     grain: float = 0.0
+    mask: Mask = "box"
     grey: bool = False
     keep_crops: bool = False
 
@@ -91,6 +96,8 @@ class Options:
             raise UsageError(f"only {self.only!r} is neither 'all' nor 'largest'")
         if self.rotate not in ("off", "auto"):
             raise UsageError(f"rotate {self.rotate!r} is neither 'off' nor 'auto'")
+        if self.mask not in ("box", "ellipse", "parse"):
+            raise UsageError(f"mask {self.mask!r} is none of 'box', 'ellipse' and 'parse'")
         if self.min_face < 0:
             raise UsageError(f"min_face {self.min_face} is negative")
         if self.max_faces is not None and self.max_faces < 1:
@@ -106,6 +113,8 @@ class Options:
             )
         if self.whole and (self.box or self.max_faces or self.rotate == "auto"):
             raise UsageError("nothing is detected with aligned or tile, so box, max_faces and rotate can't be used")
+        if self.whole and self.mask != "box":
+            raise UsageError(f"the whole picture is restored with aligned or tile, so mask {self.mask} can't be used")
 
     @property
     def whole(self) -> bool:
@@ -155,15 +164,18 @@ class Restorer:
         detector: Detector | None,
         runtime: RuntimeOptions | None = None,
         upscaler: RRDBNet | None = None,
+        parser: Parser | None = None,
     ) -> None:
         """network: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable; or a
         runtime of any engine.
 
         detector: needed unless every picture is taken as a whole. runtime: for a network that is no runtime yet, and
-        for the up-scaler. upscaler: enlarges the background; without it that is done by Lanczos' filter.
+        for the up-scaler. upscaler: enlarges the background; without it that is done by Lanczos' filter. parser: for
+        the mask "parse" alone.
         """
         self.config = config
         self.detector = detector
+        self.parser = parser
         self.runtime: CropRuntime = network if isinstance(network, CropRuntime) else _on_torch(network, config, runtime)
         self.upscaler = None if upscaler is None else _upscaling(upscaler, runtime)
 
@@ -171,35 +183,48 @@ class Restorer:
     def load(
         cls,
         weights: str | Path = "gpen-open-512",
-        detector: str | Path | None = "centerface",
+        detector: str | Path | None = "auto",
         *,
         device: str = "auto",
         precision: str = "auto",
         compile: bool = False,
         max_batch: int | None = None,
         upscaler: str | Path | None = None,
+        parser: str | Path | None = None,
+        template: str | None = None,
+        detect_size: int = LONG_SIDE,
+        detector_device: str = "cpu",
         backend: str = "auto",
     ) -> Restorer:
-        """A restorer from converted or exported weights, a detector and an up-scaler, each a path or a catalog's name.
+        """A restorer from converted or exported weights, a detector, an up-scaler and a parser, each a path or name.
 
-        backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch. detector None serves
-        only pictures taken as a whole. Raises MissingWeightsError for a file that is not on this machine,
-        CheckpointError or DetectorError for one that can't be used, DeviceError for an absent device.
+        detector: "auto" is the original's where it is on this machine, else centerface; None serves only pictures taken
+        as a whole. template: name of the crops that the weights were trained on, where their file has it wrong.
+        backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch.
+        detect_size, detector_device: as `load_detector` has them (long_side, device).
+
+        Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one that
+        can't be used, DeviceError for an absent device.
         """
-        from gpen_weights import resolve
+        from gpen_weights import default_detector, resolve
 
         runtime = load_runtime(
             weights, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
         )
-        found = None if detector is None else load_detector(resolve(detector))
+        config = runtime.config if template is None else replace(runtime.config, template=template_named(template))  # type: ignore[type-var]
+        found = None
+        if detector is not None:
+            path = resolve(default_detector() if detector == "auto" else detector)
+            found = load_detector(path, long_side=detect_size, device=detector_device)
+        parsing = None if parser is None else load_parser(resolve(parser))
         if upscaler is None:
-            return cls(runtime, runtime.config, found)
+            return cls(runtime, config, found, parser=parsing)
         require_torch()
         from gpen_core.rrdb import load_upscaler
         from gpen_core.runtime import RuntimeOptions
 
         options = RuntimeOptions(device=device, precision=precision)
-        return cls(runtime, runtime.config, found, options, load_upscaler(resolve(upscaler)))
+        return cls(runtime, config, found, options, load_upscaler(resolve(upscaler)), parsing)
 
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.
@@ -207,6 +232,8 @@ class Restorer:
         image: H x W x 3 RGB, uint8 or uint16. No face is no error: the picture comes back as it was.
         """
         _check(image)
+        if options.mask == "parse" and self.parser is None:
+            raise UsageError("the mask parse needs a face parser: --parser, or parser= of Restorer.load")
         clock = _Clock()
         if options.tile is not None:
             return self._tiled(image, options, options.tile, clock)
@@ -224,8 +251,13 @@ class Restorer:
         scale_x, scale_y = image.shape[1] / result.shape[1], image.shape[0] / result.shape[0]
         for i, matrix, seen, picture in zip(chosen, matrices, crops, pictures, strict=True):
             faces[i] = _outcome(faces[i], seen, picture, options)
-            if picture is not None:
-                self._paste(result, picture, compose(matrix, scaling(scale_x, scale_y)), options, 1 / scale_x)
+            if picture is None:
+                continue
+            mask = self._mask(picture, options)
+            if not mask.any():
+                faces[i] = replace(faces[i], status="failed", reason="the parser sees no face in it")
+            to_crop = compose(matrix, scaling(scale_x, scale_y))
+            paste(result, picture, to_crop, self.config.input_size, mask, options.strength, options.grain, 1 / scale_x)
         clock.lap("paste")
         return Restored(result, tuple(faces), clock.laps, _notes(faces, options))
 
@@ -291,10 +323,14 @@ class Restorer:
         clock.lap("background")
         return large
 
-    def _paste(self, canvas: Canvas, picture: Canvas, matrix: Matrix, options: Options, scale: float) -> None:
+    def _mask(self, picture: Canvas, options: Options) -> Weights:
+        """Paste weights over the crop for a restored face."""
         size = picture.shape[0]
-        mask = full_mask(size) if options.aligned else feathered_mask(size)
-        paste(canvas, picture, matrix, self.config.input_size, mask, options.strength, options.grain, scale)
+        if options.aligned:
+            return full_mask(size)
+        if options.mask == "parse" and self.parser is not None:
+            return self.parser(eight_bit(picture))
+        return ellipse_mask(size) if options.mask == "ellipse" else feathered_mask(size)
 
 
 def _on_torch(network: Callable[..., object], config: PictureFormat, options: RuntimeOptions | None) -> CropRuntime:

@@ -46,7 +46,9 @@ class RuntimeOptions:
     """How to run a network.
 
     device: auto, cpu, cuda, cuda:N. precision: one of `PRECISIONS`; auto is fp16 on a GPU and fp32 on a CPU.
-    compile: torch.compile, one compilation for each batch size of `BUCKETS`. compiler: its backend.
+    compile: prepare the network for each batch size of `BUCKETS` before it runs. compiler: by whom; one of
+    "kernels" (this package's Triton kernels, on a GPU), "inductor" or another backend of torch.compile; "auto" takes
+    the kernels where they can run.
     max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
     cuda_graphs: record each compiled batch size once and replay it.
     cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
@@ -57,7 +59,7 @@ class RuntimeOptions:
     device: str = "auto"
     precision: str = "auto"
     compile: bool = False
-    compiler: str = "inductor"
+    compiler: str = "auto"
     max_batch: int | None = None
     cuda_graphs: bool = True
     cudnn: bool = True
@@ -148,17 +150,42 @@ class Runtime:
             self.precision = "fp32"
         self.max_batch = options.max_batch or (8 if self.device.type == "cuda" else 1)
         self._lock = threading.RLock()
-        if options.compile:
-            require_compiler(self.device)
         set_allocator(self.device, options)
+        self.compiler = self._choose_compiler() if options.compile else "eager"
+        if self.compiler == "kernels":
+            self._run: Step = Compiled(self._step(self._packed()), self.device, options.cuda_graphs)
+            return
         step = self._step(self._prepared(self.precision))
-        self._run: Step = Compiled(step, self.device, options) if options.compile else step
+        if options.compile:
+            compiled: Step = torch.compile(step, fullgraph=True, dynamic=False, backend=self.compiler)
+            step = Compiled(guarded(compiled, self.device), self.device, options.cuda_graphs)
+        self._run = step
 
     @property
     def description(self) -> str:
         """Device, precision and mode in words."""
         name = f"cuda ({torch.cuda.get_device_name(self.device)})" if self.device.type == "cuda" else "cpu"
-        return f"{name} {self.precision} {'compiled' if self.options.compile else 'eager'}"
+        return f"{name} {self.precision} {self.compiler}"
+
+    def _choose_compiler(self) -> str:
+        wanted = self.options.compiler
+        on_gpu = self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        fits = isinstance(self.generator, Generator) and self.config.concat
+        if wanted == "kernels" and not (on_gpu and fits):
+            raise DeviceError("the kernels need a CUDA device, Triton and a generator that concatenates its features")
+        if wanted in ("auto", "kernels") and on_gpu and fits:
+            return "kernels"
+        require_compiler(self.device)
+        return "inductor" if wanted == "auto" else wanted
+
+    def _packed(self) -> Callable[[Tensor], Tensor]:
+        """The generator in the form of the GPU kernels."""
+        from gpen_core.kernels import FusedGenerator
+
+        assert isinstance(self.generator, Generator)
+        packed = FusedGenerator(self.generator, self.device, LOW.get(self.precision, torch.float32))
+        noise = packed.noise_features(self.generator.noise())
+        return lambda image: packed(image, noise)
 
     def warm_up(self, batches: Sequence[int] = BUCKETS) -> None:
         """Compile and run once for each of the given batch sizes, so that later calls don't wait."""
@@ -304,17 +331,16 @@ class Upscaler:
 
 
 class Compiled:
-    """A compiled step; on a GPU each batch size is recorded as a CUDA graph and replayed."""
+    """A prepared step; on a GPU each batch size is recorded as a CUDA graph and replayed."""
 
-    def __init__(self, step: Step, device: torch.device, options: RuntimeOptions) -> None:
-        self.step = torch.compile(step, fullgraph=True, dynamic=False, backend=options.compiler)
-        self.graphs: dict[int, tuple[Any, Tensor, tuple[Tensor, Tensor]]] | None = None
-        if device.type == "cuda" and options.cuda_graphs:
-            self.graphs = {}
+    def __init__(self, step: Step, device: torch.device, cuda_graphs: bool) -> None:
+        self.step = step
+        self.recording = device.type == "cuda" and cuda_graphs
+        self.graphs: dict[int, tuple[Any, Tensor, tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        if self.graphs is None:
-            return self._compile_and_run(pixels)
+        if not self.recording:
+            return self.step(pixels)
         if len(pixels) not in self.graphs:
             self.graphs[len(pixels)] = self._record(pixels)
         graph, entering, leaving = self.graphs[len(pixels)]
@@ -325,8 +351,7 @@ class Compiled:
 
     def forget(self) -> None:
         """Free the memory that recorded graphs hold."""
-        if self.graphs is not None:
-            self.graphs.clear()
+        self.graphs.clear()
 
     def _record(self, pixels: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
         entering = pixels.clone()
@@ -335,26 +360,36 @@ class Compiled:
         with torch.cuda.stream(stream):
             # Compilation and the choice of algorithms can't be recorded.
             for _ in range(2):
-                self._compile_and_run(entering)
+                self.step(entering)
         torch.cuda.current_stream(pixels.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             leaving = self.step(entering)
         return graph, entering, leaving
 
-    def _compile_and_run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+
+def guarded(step: Step, device: torch.device) -> Step:
+    """A torch.compile'd step with room for every bucket, whose failure to compile is one line.
+
+    On a CPU weights are frozen, which lets the compiler store them as its convolutions want them.
+    """
+
+    def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
         from torch._dynamo import config as dynamo
         from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor import config as inductor
 
         limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
         try:
-            with dynamo.patch({limit: COMPILATIONS}):
-                return self.step(pixels)
+            with dynamo.patch({limit: COMPILATIONS}), inductor.patch(freezing=device.type == "cpu"):
+                return step(pixels)
         except TorchDynamoException as error:
             if is_out_of_memory(error):
                 raise
             first = str(error).strip().splitlines()[0]
             raise DeviceError(f"--compile: torch.compile failed ({first}); leave --compile out") from error
+
+    return run
 
 
 def lower(generator: Generator, dtype: torch.dtype) -> None:

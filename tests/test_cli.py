@@ -13,6 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from gpen_core import __version__
 from gpen_core.cli import run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
@@ -138,6 +139,12 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
         "--precision",
         "fp32",
         "--compile",
+        "--template",
+        "ffhq",
+        "--detect-size",
+        "640",
+        "--detector-device",
+        "cuda",
     ]
     assert run_command(["enhance", "photo.png", *arguments]) == 0
     assert stub == [
@@ -150,6 +157,10 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "compile": True,
             "max_batch": None,
             "upscaler": None,
+            "parser": None,
+            "template": "ffhq",
+            "detect_size": 640,
+            "detector_device": "cuda",
         }
     ]
 
@@ -262,6 +273,84 @@ def test_save_faces_into_a_file(folder: Path, stub: list[Any], capsys: pytest.Ca
     assert "photo.png" in one_line(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_a_photo_without_faces_is_copied(
+    suffix: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    source = Path(f"empty{suffix}")
+    assert cv2.imwrite(str(source), PICTURE)
+    assert run_command(["enhance", str(source), "-o", "out"]) == 0
+    assert "0 faces" in one_line(capsys.readouterr().out)
+    assert (Path("out") / source).read_bytes() == source.read_bytes()
+
+
+def test_a_name_with_a_line_break(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a\nb\x1b[31m.jpg").write_text("no photo")
+    assert run_command(["enhance", "a\nb\x1b[31m.jpg"]) == 2
+    assert one_line(capsys.readouterr().err).count("a\\nb\\x1b[31m.jpg") == 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpen-core {__version__}\n"
+
+
+# Tasks beside restoration.
+
+
+def task_weights(task: str) -> None:
+    torch.save(legacy_state(TINY), f"{task}.pth")
+    assert run_command(["convert", f"{task}.pth", "--task", task]) == 0
+
+
+def test_colorize(folder: Path) -> None:
+    task_weights("colorization")
+    assert cv2.imwrite("grey.png", smooth_picture(40, 40)[..., 0])
+    assert (
+        run_command(["colorize", "grey.png", "-o", "out.png", "--aligned", "--weights", "colorization.safetensors"])
+        == 0
+    )
+    assert load_png(Path("out.png")).shape == (40, 40, 3)
+
+
+def test_inpaint(folder: Path) -> None:
+    task_weights("inpainting")
+    picture = np.minimum(smooth_picture(16, 16), 250)
+    save_png(Path("face.png"), picture)
+    mask = np.zeros((16, 16), np.uint8)
+    mask[4:8] = 255
+    assert cv2.imwrite("mask.png", mask)
+    arguments = ["inpaint", "face.png", "-o", "out.png", "--weights", "inpainting.safetensors"]
+    assert run_command([*arguments, "--mask-image", "mask.png"]) == 0
+    result = load_png(Path("out.png"))
+    assert np.array_equal(result[mask == 0], picture[mask == 0])
+    assert not np.array_equal(result, picture)
+
+
+def test_seg2face(folder: Path) -> None:
+    task_weights("seg2face")
+    save_png(Path("labels.png"), smooth_picture(32, 32))
+    assert run_command(["seg2face", "labels.png", "-o", "out.png", "--weights", "seg2face.safetensors"]) == 0
+    assert load_png(Path("out.png")).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "right"), [("enhance", "colorize"), ("inpaint", "colorize"), ("seg2face", "colorize")]
+)
+def test_a_wrong_task_names_the_right_command(
+    command: str, right: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task_weights("colorization")
+    capsys.readouterr()
+    save_png(Path("face.png"), smooth_picture(16, 16))
+    aligned = ["--aligned"] if command == "enhance" else []
+    assert run_command([command, "face.png", "--weights", "colorization.safetensors", *aligned]) == 1
+    assert f"use gpen-core {right}" in one_line(capsys.readouterr().err)
+
+
 # enhance: mistakes.
 
 BAD_PHOTOS = {
@@ -324,6 +413,10 @@ USAGE = {
     "box of aligned": ["enhance", "photo.png", "--aligned", "--box", "1,2,3,4"],
     "over itself": ["enhance", "photo.png", "-o", "photo.png"],
     "into its folder": ["enhance", "photo.png", "-o", "."],
+    "over itself by another way": ["enhance", "photo.png", "-o", "not-yet/../photo.png"],
+    "over another source": ["enhance", "photo.png", "sub/../photo.png", "sub/photo.png", "-o", "."],
+    "unknown suffix": ["enhance", "photo.png", "-o", "out.txt"],
+    "output size": ["convert", "tiny.pth", "--output-size", "0"],
     "collision": ["enhance", "photo.png", "sub/photo.png", "-o", "out"],
     "file for many": ["enhance", "photo.png", "sub/photo.png", "-o", "sub/photo.png"],
     "dtype": ["convert", "photo.png", "--dtype", "int8"],
@@ -336,7 +429,8 @@ USAGE = {
 def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     Path("sub").mkdir()
     save_png(Path("sub/photo.png"), PICTURE)
-    before = {p: p.read_bytes() for p in folder.rglob("*.png")}
+    torch.save(legacy_state(TINY), "tiny.pth")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert run_command(USAGE[case]) == 1
     assert "gpen-core: " in one_line(capsys.readouterr().err)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before

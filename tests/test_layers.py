@@ -17,11 +17,12 @@ import gpen_core
 LAYERS = (
     ("errors", "types"),
     ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
-    ("align", "finish", "blend", "tiling"),
+    ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),
-    ("model", "detect"),
+    ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
+    ("kernels",),
     ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
     ("backend",),
     ("find", "restorer", "tasks"),
@@ -64,13 +65,19 @@ def test_only_the_runtime_knows_about_compilation() -> None:
             assert "torch.compile(" not in path.read_text(), path.name
 
 
-def run_python(code: str) -> str:
+def run_python(code: str, **variables: str) -> str:
     # The packages may be importable through pytest's paths alone.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
+
+
+def test_onnxruntime_gathers_nothing(tmp_path: Path) -> None:
+    """It would write a device id and queued events into the home folder from its import on."""
+    run_python("import gpen_core.detect", HOME=str(tmp_path), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_help_does_not_import_torch() -> None:
@@ -78,7 +85,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'doctor', 'convert', 'export', 'compile', 'info', 'weights', 'version'\n"
+        "commands = 'enhance', 'doctor', 'convert', 'export', 'compile', 'info', 'weights', 'colorize'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"

@@ -355,6 +355,11 @@ def test_compiling_without_a_compiler_is_one_line(generator: Generator, monkeypa
     assert "\n" not in str(caught.value)
 
 
+def test_the_kernels_need_a_gpu(generator: Generator) -> None:
+    with pytest.raises(DeviceError, match="CUDA"):
+        Runtime(generator, CONFIG, RuntimeOptions("cpu", compile=True, compiler="kernels"))
+
+
 @pytest.mark.parametrize("name", ["gpu", "tpu", "cuda:x", "mps", ""])
 def test_unknown_devices_are_usage_errors(name: str) -> None:
     with pytest.raises(UsageError, match="unknown device"):
@@ -389,7 +394,7 @@ def test_senseless_options_are_usage_errors(make: Callable[[], RuntimeOptions]) 
 
 def test_the_description_names_device_precision_and_mode(generator: Generator, compiled: Runtime) -> None:
     assert Runtime(generator, CONFIG, RuntimeOptions("cpu", "bf16")).description == "cpu bf16 eager"
-    assert compiled.description == "cpu fp32 compiled"
+    assert compiled.description == "cpu fp32 aot_eager"
     assert Runtime(lambda x: x, CONFIG, RuntimeOptions("cpu", "bf16")).description == "cpu fp32 eager"
 
 

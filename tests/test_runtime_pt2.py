@@ -138,7 +138,7 @@ def test_inputs_of_any_layout(made: Path) -> None:
         (lambda c: c.update(surprise=1), "contradicts itself"),
         (lambda c: c.pop("dtype"), "malformed"),
         (lambda c: c["machine"].pop("torch"), "malformed"),
-        (lambda c: c["weights"]["config"].update(input_size=7), "not a power of two"),
+        (lambda c: c["weights"]["config"].update(input_size=7), "input_size 7 is"),
     ],
 )
 def test_a_sidecar_that_was_changed(

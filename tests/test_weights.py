@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 import gpen_weights
 from gpen_convert import onnx_shapes
 from gpen_core.errors import CheckpointError, GpenError, MissingWeightsError, UsageError
-from gpen_weights import catalog, find, list_entries, pull, resolve, search_folders, storage_folder
+from gpen_weights import catalog, default_detector, find, list_entries, pull, resolve, search_folders, storage_folder
 from gpen_weights.entries import Entry, parse
 
 RECORDS: list[dict[str, Any]] = json.loads((Path(gpen_weights.__file__).parent / "catalog.json").read_text())
@@ -84,7 +84,7 @@ def test_published_checkpoints_are_marked_non_commercial() -> None:
     for entry in catalog():
         if "yangxy/GPEN" in entry.source or "modelscope" in entry.source:
             assert "non-commercial" in entry.licence, entry.name
-    assert {entry.name for entry in catalog() if entry.sha256} == {"centerface"}
+    assert {entry.name for entry in catalog() if entry.sha256} == {"centerface", "yunet"}
 
 
 def test_names_are_found_whatever_their_case() -> None:
@@ -166,6 +166,28 @@ def test_a_users_own_file_is_found_by_its_name(home: Path) -> None:
     assert resolve("my-model-1.5") == own
 
 
+def test_a_file_used_as_published_may_keep_its_name(home: Path) -> None:
+    published = put(home / "face_detection_yunet_2023mar.onnx")
+    assert resolve("yunet") == published
+    assert [presence.path for presence in list_entries() if presence.entry.name == "yunet"] == [published]
+    one_line(lambda: resolve("yunet", suffixes=(".safetensors",)), MissingWeightsError)
+    renamed = put(home / "yunet.onnx")
+    assert resolve("yunet") == renamed
+
+
+def test_pulling_what_is_to_be_placed_says_where(home: Path) -> None:
+    assert "put it at" in one_line(lambda: pull("yunet"), MissingWeightsError)
+
+
+def test_the_original_detector_is_the_default_where_it_is(home: Path, tmp_path: Path) -> None:
+    assert default_detector() == "centerface"
+    put(home / "RetinaFace-R50.pth")
+    put(tmp_path / "work" / "RetinaFace-R50.onnx")
+    assert default_detector() == "centerface"
+    put(home / "RetinaFace-R50.onnx")
+    assert default_detector() == "RetinaFace-R50"
+
+
 def test_suffixes_say_what_the_caller_can_use(home: Path) -> None:
     weights, exported = put(home / "gpen-bfr-256.safetensors"), put(home / "other.onnx")
     put(home / "other.safetensors")
@@ -187,6 +209,7 @@ def test_suffixes_say_what_the_caller_can_use(home: Path) -> None:
         ("GPEN-BFR-512.safetensors", ("no such file", "GPEN-BFR-512.pth", "gpen-core convert")),
         ("centerface", ("gpen-core weights pull centerface", "centerface.onnx")),
         ("ParseNet-latest", ("ParseNet-latest.pth", "gpen-core convert")),
+        ("yunet", ("face_detection_yunet_2023mar.onnx", "github.com/opencv/opencv_zoo", "put it at", "yunet.onnx")),
     ],
 )
 def test_a_missing_model_says_where_to_get_it(home: Path, name: str, wanted: tuple[str, ...]) -> None:

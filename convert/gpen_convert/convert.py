@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from gpen_convert import parsenet, retinaface, rrdb
-from gpen_convert.generator import Claims, check_choices, convert_tree, output_path, sha256
+from gpen_convert.from_onnx import convert_onnx, is_onnx
+from gpen_convert.generator import Claims, Wanted, convert_tree, output_path, sha256
 from gpen_convert.infer import Shapes
 from gpen_convert.select import select_network
 from gpen_convert.unpickle import load_tree
@@ -43,20 +44,26 @@ def convert(
     dtype: str = "fp32",
     task: str | None = None,
     licence: str | None = None,
+    template: str = "gpen",
     claims: Claims = Claims(),
 ) -> list[str]:
     """Convert a legacy checkpoint of any network that GPEN's pipeline uses; returns the report, line by line.
 
-    Generators and up-scalers become safetensors, detectors and parsers ONNX. `dtype`, `task` and `claims` are for
-    generators alone. Raises CheckpointError and UsageError, and writes nothing then.
+    Generators and up-scalers become safetensors, detectors and parsers ONNX; a generator that somebody exported as
+    ONNX becomes safetensors too. `dtype`, `task`, `template` and `claims` are for generators alone. Raises
+    CheckpointError and UsageError, and writes nothing then.
     """
-    check_choices(dtype, task)
+    wanted = Wanted(dtype, task, licence, template, claims)
+    if is_onnx(source):
+        if key is not None:
+            raise UsageError(f"{source}: --key is for checkpoints; an ONNX file holds one network")
+        return convert_onnx(source, output, wanted)
     tree = load_tree(source)
     for network in NETWORKS:
         selection = select_network(tree, key, network.recognise)
         if selection is None:
             continue
-        if task is not None or dtype != "fp32" or claims != Claims():
+        if wanted != Wanted(licence=licence):
             raise UsageError(f"{source}: not a generator, so only -o, --key and --licence apply")
         target = output_path(source, output, network.suffix)
         provenance = Provenance(
@@ -73,8 +80,7 @@ def convert(
             text = str(error)
             raise CheckpointError(text if text.startswith(str(target)) else f"{source}: {text}") from None
         return [f"{source}:", *lines, f"wrote {target}: {megabytes(target.stat().st_size)}"]
-    report = convert_tree(tree, source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims)
-    return report.lines()
+    return convert_tree(tree, source, output, key, wanted).lines()
 
 
 def _licence(name: str) -> str:

@@ -19,7 +19,16 @@ from gpen_convert.select import Selection, select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, load_tensors
-from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata, describe, megabytes
+from gpen_core.config import (
+    TASKS,
+    VALUE_RANGES,
+    GeneratorConfig,
+    Provenance,
+    WeightsMetadata,
+    describe,
+    megabytes,
+    template_named,
+)
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import is_folder, remove_leftovers, replacing, same_file
 from gpen_core.runtime import is_out_of_memory
@@ -79,52 +88,63 @@ def convert_generator(
     dtype: str = "fp32",
     task: str | None = None,
     licence: str | None = None,
+    template: str = "gpen",
     claims: Claims = Claims(),
 ) -> Report:
     """Convert a legacy checkpoint to `output` (by default beside it, named .safetensors).
 
     task, licence: by default what the catalog says about a file of this name and structure, else restoration and
-    "not stated".
+    "not stated". template: of the crops that the weights were trained on.
 
     The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
     """
-    check_choices(dtype, task)
-    return convert_tree(
-        load_tree(source), source, output, key=key, dtype=dtype, task=task, licence=licence, claims=claims
-    )
+    wanted = Wanted(dtype, task, licence, template, claims)
+    return convert_tree(load_tree(source), source, output, key, wanted)
 
 
-def check_choices(dtype: str, task: str | None) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """What the user said about a generator's file; `convert_generator` explains the fields."""
+
+    dtype: str = "fp32"
+    task: str | None = None
+    licence: str | None = None
+    template: str = "gpen"
+    claims: Claims = Claims()
+
+    def __post_init__(self) -> None:
+        check_choices(self.dtype, self.task, self.template)
+
+    def apply(self, config: GeneratorConfig, name: str) -> tuple[GeneratorConfig, str]:
+        """The configuration of a file called `name` with its task and template, and its licence.
+
+        Raises UsageError for a claim that contradicts it.
+        """
+        self.claims.check(config)
+        entry = published_as(name, config)
+        task = self.task or (entry.generator.task if entry and entry.generator else "restoration")
+        licence = self.licence or (entry.licence if entry else "not stated")
+        described = replace(config, task=task, value_range=VALUE_RANGES[task], template=template_named(self.template))
+        return described, licence
+
+
+def check_choices(dtype: str, task: str | None, template: str = "gpen") -> None:
     """Raises UsageError for a value that is none of the choices."""
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
     if task is not None and task not in TASKS:
         raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
+    template_named(template)
 
 
-def convert_tree(
-    tree: Any,
-    source: Path,
-    output: Path | None,
-    *,
-    key: str | None,
-    dtype: str,
-    task: str | None,
-    licence: str | None,
-    claims: Claims,
-) -> Report:
+def convert_tree(tree: Any, source: Path, output: Path | None, key: str | None, wanted: Wanted) -> Report:
     """`convert_generator` for what `load_tree` gave."""
     target = output_path(source, output, ".safetensors")
     try:
         selection = select(tree, key)
-        config = _config(selection)
-        claims.check(config)
-        entry = published_as(source.name, config)
-        task = task or (entry.generator.task if entry and entry.generator else "restoration")
-        licence = licence or (entry.licence if entry else "not stated")
-        config = replace(config, task=task, value_range=VALUE_RANGES[task])
-        tensors = fold(config, selection.tensors, DTYPES[dtype])
+        config, licence = wanted.apply(_config(selection), source.name)
+        tensors = fold(config, selection.tensors, DTYPES[wanted.dtype])
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
     except CheckpointError as error:
@@ -146,7 +166,7 @@ def convert_tree(
     )
     metadata = WeightsMetadata(config, provenance)
     write_verified(target, metadata, tensors)
-    return Report(source, target, metadata, dtype, len(tensors), target.stat().st_size)
+    return Report(source, target, metadata, wanted.dtype, len(tensors), target.stat().st_size)
 
 
 def _config(selection: Selection) -> GeneratorConfig:

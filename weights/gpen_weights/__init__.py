@@ -2,13 +2,14 @@
 
 from gpen_weights.download import pull
 from gpen_weights.entries import Entry, GeneratorFacts, catalog, find
-from gpen_weights.lookup import Presence, list_entries, resolve, search_folders, storage_folder
+from gpen_weights.lookup import Presence, default_detector, list_entries, resolve, search_folders, storage_folder
 
 __all__ = [
     "Entry",
     "GeneratorFacts",
     "Presence",
     "catalog",
+    "default_detector",
     "find",
     "list_entries",
     "pull",

@@ -12,7 +12,7 @@ from typing import Any
 
 KINDS = ("generator", "detector", "parser", "upscaler")
 TASKS = ("restoration", "colorization", "inpainting", "seg2face")
-WAYS = ("bundled", "convert", "pull")
+WAYS = ("bundled", "convert", "place", "pull")
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,12 @@ class GeneratorFacts:
 class Entry:
     """One published weight file.
 
-    name: how commands call it. kind: one of KINDS. way: how it comes to a machine, one of WAYS.
+    name: how commands call it. kind: one of KINDS. way: how it comes to a machine, one of WAYS; "place": it is used
+    as published, and the user puts it there.
     file: the name of the file that gpen-core reads. published_file: the name under which it is published.
     source: the page that publishes it. licence: in words.
     tensor_bytes: size of the published parameters and buffers in fp32, where known; the file is slightly
-    larger. sha256: of the published file, only where it was computed.
+    larger. sha256: of the published file, where it was computed or its publisher states it.
     generator: facts of a generator; None for other kinds.
     """
 

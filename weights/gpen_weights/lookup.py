@@ -61,7 +61,8 @@ def resolve(name_or_path: str | os.PathLike[str], *, suffixes: Sequence[str] = S
     if isinstance(name_or_path, os.PathLike) or not is_bare or path.suffix.lower() in _FILE_SUFFIXES:
         return _resolve_path(path, is_bare)
     entry = find(text)
-    found = _first_file([f"{entry.name if entry else text}{suffix}" for suffix in suffixes])
+    names = [f"{entry.name if entry else text}{suffix}" for suffix in suffixes]
+    found = _first_file([*names, *(name for name in _published(entry) if name.endswith(tuple(suffixes)))])
     if found:
         return found
     raise MissingWeightsError(_how_to_get(entry) if entry else _unknown(text))
@@ -69,7 +70,22 @@ def resolve(name_or_path: str | os.PathLike[str], *, suffixes: Sequence[str] = S
 
 def list_entries() -> list[Presence]:
     """Every entry of the catalog, with its place on this machine."""
-    return [Presence(entry, _first_file([entry.file])) for entry in catalog()]
+    return [Presence(entry, _first_file([entry.file, *_published(entry)])) for entry in catalog()]
+
+
+def default_detector() -> str:
+    """The name of the detector meant by "auto".
+
+    RetinaFace-R50, with which GPEN was published, where its converted file is on this machine, else centerface.
+    """
+    name = "RetinaFace-R50"
+    entry = find(name)
+    return name if entry and _first_file([entry.file]) else "centerface"
+
+
+def _published(entry: Entry | None) -> list[str]:
+    """Under what other name a file that is used as published may lie here."""
+    return [entry.published_file] if entry and entry.way == "place" else []
 
 
 def _resolve_path(path: Path, is_bare: bool) -> Path:
@@ -81,6 +97,9 @@ def _resolve_path(path: Path, is_bare: bool) -> Path:
     if found:
         return found
     entry = find(path.stem) if is_bare else None
+    found = _first_file([entry.file]) if entry else None
+    if found:
+        return found
     raise MissingWeightsError(f"{path}: no such file" + (f"; {_how_to_get(entry)}" if entry else ""))
 
 
@@ -111,6 +130,8 @@ def _how_to_get(entry: Entry) -> str:
     target = folder / entry.file
     if entry.way == "pull":
         return f"{entry.file} is not here: run `gpen-core weights pull {entry.name}`, or put it at {target}"
+    if entry.way == "place":
+        return f"{entry.file} is not here: get {entry.published_file} from {entry.source} and put it at {target}"
     if entry.way == "bundled":
         return f"{entry.file} is not in this installation: reinstall gpen-core, or put it at {target}"
     legacy = next((path for f in search_folders() if is_file(path := f / entry.published_file)), None)

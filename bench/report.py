@@ -1,0 +1,154 @@
+"""Tables of README.md and bench/README.md from bench/results/*.json: `python -m bench.report [--check]`.
+
+A table stands between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->`; NAME is a key of `TABLES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.cases import NETWORKS
+
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
+
+
+def load(name: str, results: Path = RESULTS) -> list[Row]:
+    """The rows of one results file, without those that have no numbers."""
+    rows: list[Row] = json.loads((results / f"{name}.json").read_text())["rows"]
+    return [row for row in rows if "batches" in row]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def per_image(row: Row, batch: int) -> float | None:
+    found: float | None = row["batches"].get(str(batch), {}).get("ms_per_image")
+    return found
+
+
+def milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def factor(slow: float | None, fast: float | None) -> str:
+    return "-" if slow is None or fast is None else f"{slow / fast:.1f}x"
+
+
+def step(row: Row) -> tuple[int, int]:
+    """Order of the waterfall: from the original to the kernels, full precision first."""
+    case = row["case"]
+    return list(NETWORKS).index(case["network"]), ["fp32", "tf32", "bf16", "fp16"].index(case["precision"])
+
+
+def waterfall(results: Path = RESULTS) -> str:
+    rows = sorted((row for row in load("h200", results) if row["case"]["size"] == 512), key=step)
+    start = next(row for row in rows if row["case"]["network"] == "original")
+    lines = [
+        [
+            row["title"],
+            *(milliseconds(per_image(row, batch)) for batch in (1, 8)),
+            *(factor(per_image(start, batch), per_image(row, batch)) for batch in (1, 8)),
+            f"{row['batches']['1']['peak_mb']:.0f}",
+        ]
+        for row in rows
+    ]
+    return table(
+        ["step", "batch 1, ms", "batch 8, ms an image", "gain, 1", "gain, 8", "MB above weights, batch 1"], lines
+    )
+
+
+def batches(results: Path = RESULTS) -> str:
+    lines = []
+    for row in load("h200", results):
+        if row["case"]["network"] != "kernels" or row["case"]["precision"] != "fp16":
+            continue
+        for batch, found in row["batches"].items():
+            cells = [f"{row['case']['size']}", batch, f"{found['median_ms']:.3f}", f"{found['p90_ms']:.3f}"]
+            lines.append([*cells, f"{found['ms_per_image']:.3f}", f"{found['peak_mb']:.0f}", f"{found['first_s']:.1f}"])
+    return table(["size", "batch", "median, ms", "p90, ms", "ms an image", "MB above weights", "first call, s"], lines)
+
+
+def fidelity(results: Path = RESULTS) -> str:
+    lines = []
+    for name in ("h200", "cpu"):
+        if not (results / f"{name}.json").exists():
+            continue
+        for row in load(name, results):
+            for picture, found in row.get("fidelity", {}).items():
+                cells = [row["case"]["device"], row["title"], picture]
+                if not found["finite"]:
+                    lines.append([*cells, "not finite", "", "", ""])
+                    continue
+                numbers = [f"{found['psnr_db']:.1f}", f"{found['ssim']:.5f}", f"{found['ciede2000']:.4f}"]
+                lines.append([*cells, f"{found['max_abs']:.5f}", *numbers])
+    return table(["device", "network", "input", "max abs. difference", "PSNR, dB", "SSIM", "mean CIEDE2000"], lines)
+
+
+def cpu(results: Path = RESULTS) -> str:
+    lines = []
+    for row in load("cpu", results):
+        found = row["batches"]["1"]
+        warm = row.get("warm", {}).get("first_s")
+        cells = [row["title"], f"{found['median_ms'] / 1000:.2f}", f"{found['p90_ms'] / 1000:.2f}"]
+        lines.append([*cells, f"{found['first_s']:.1f}", "-" if warm is None else f"{warm:.1f}"])
+    return table(["network", "median, s", "p90, s", "first call, s", "first call of a second process, s"], lines)
+
+
+def machines(results: Path = RESULTS) -> str:
+    lines = []
+    for path in sorted(results.glob("*.json")):
+        content = json.loads(path.read_text())
+        if "suite" not in content:
+            continue
+        found = next(row["machine"] for row in content["rows"] if "machine" in row)
+        lines.append(
+            [path.name, found.get("gpu", found["cpu"]), found["torch"], found.get("cudnn", "-"), found["threads"]]
+        )
+    return table(["file", "processor", "PyTorch", "cuDNN", "CPU threads"], lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "waterfall": waterfall,
+    "batches": batches,
+    "fidelity": fidelity,
+    "cpu": cpu,
+    "machines": machines,
+}
+
+
+def render(text: str) -> str:
+    """The page with every marked table made anew."""
+
+    def fresh(found: re.Match[str]) -> str:
+        name = found.group(1)
+        return f"<!-- bench:{name} -->\n{TABLES[name]()}\n<!-- /bench:{name} -->"
+
+    return re.sub(r"<!-- bench:(\w+) -->.*?<!-- /bench:\1 -->", fresh, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is out of date")
+    check = parser.parse_args().check
+    for page in PAGES:
+        if not page.exists():
+            continue
+        text = page.read_text(encoding="utf-8")
+        if check and render(text) != text:
+            raise SystemExit(f"{page.name} is out of date: python -m bench.report")
+        if not check:
+            page.write_text(render(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

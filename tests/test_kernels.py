@@ -1,0 +1,76 @@
+"""The GPU's kernels against their eager twin: interpreted on a CPU, compiled on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from bench.model import published_config, random_generator
+from gpen_core.config import GeneratorConfig
+from gpen_core.runtime import Runtime, RuntimeOptions
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+
+# Widths that are no powers of two, an enlarging network, and both ways of a small convolution.
+INTERPRETED = """
+import torch
+from bench.model import random_generator
+from gpen_core import kernels
+from gpen_core.config import GeneratorConfig
+
+for config in (GeneratorConfig(8, 8, (12, 8), 16, 1), GeneratorConfig(8, 16, (8, 6, 8), 16, 2)):
+    generator = random_generator(config)
+    image = torch.rand(2, 3, 8, 8) * 2 - 1
+    expected = generator(image)
+    for kernels.SMALL, kernels.TINY_MAP in ((2048, 256), (0, 0)):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 1e-2)):
+            fused = kernels.FusedGenerator(generator, torch.device("cpu"), dtype)
+            result = fused(image, fused.noise_features(generator.noise()))
+            torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernels are tested instead")
+def test_interpreted_kernels_equal_the_eager_network() -> None:
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "config", [published_config(256, 0.5, 1), GeneratorConfig(64, 128, (128, 128, 96, 64, 32, 16), 64, 2)]
+)
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1), ("fp16", 2), ("bf16", 12)])
+def test_compiled_kernels_equal_the_eager_network(config: GeneratorConfig, precision: str, limit: int) -> None:
+    generator = random_generator(config)
+    random = np.random.default_rng(0)
+    size = config.input_size
+    crops = [random.integers(0, 256, (size, size, 3), np.uint8) for _ in range(3)]
+    exact = Runtime(generator, config, RuntimeOptions("cuda", "fp32"))(crops)
+    fast = Runtime(generator, config, RuntimeOptions("cuda", precision, compile=True))
+    assert fast.compiler == "kernels"
+    for a, b in zip(exact, fast(crops), strict=True):
+        assert a is not None and b is not None
+        assert np.abs(a.astype(int) - b).max() <= limit
+
+
+@pytest.mark.gpu
+def test_recorded_graphs_give_the_same_bytes_again_and_own_their_results() -> None:
+    config = published_config(256, 0.5, 1)
+    runtime = Runtime(random_generator(config), config, RuntimeOptions("cuda", compile=True))
+    random = np.random.default_rng(1)
+    a, b = (random.integers(0, 256, (256, 256, 3), np.uint8) for _ in range(2))
+    (first,), (other,), (again,) = runtime([a]), runtime([b]), runtime([a])
+    assert first is not None and other is not None and again is not None
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
