@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpen_core.restorer import Restored, Restorer
 
-# onnxruntime gathers usage data from the moment of its import, and writes it into the home folder.
+# onnxruntime's Linux wheels (1.29 and newer) report what they run to their maker unless this is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"

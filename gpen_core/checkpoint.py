@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import GPEN_TEMPLATE, WeightsMetadata, levels, template_name
+from gpen_core.config import WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -71,35 +71,6 @@ def describe_file(path: str | Path) -> list[str]:
     size = Path(path).stat().st_size
     stored = f"{len(tensors)} tensors, {' and '.join(kinds)}, {parameters:,} parameters, {megabytes(size)}"
     return [*describe(metadata), f"{stored}, converted by {metadata.provenance.tool_version}"]
-
-
-def megabytes(size: int) -> str:
-    """A file's size in words, three digits or so."""
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
-
-
-def describe(metadata: WeightsMetadata) -> list[str]:
-    """What a weight file is, what was taken from its source and what was left, in lines for people."""
-    config, origin = metadata.config, metadata.provenance
-    multiplier = config.channel_multiplier
-    widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
-    others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
-    lines = [
-        f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
-        f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
-        + ("" if config.template == GPEN_TEMPLATE else f", {template_name(config.template)} crops"),
-        f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
-        f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
-        f"features {'concatenated' if config.concat else 'added'}",
-        f"convolution widths {widths}",
-        f"source {origin.source_name}, sha256 {origin.source_sha256}, licence: {origin.licence}",
-        f"kept {origin.kept or 'the whole file'}{others}",
-    ]
-    if origin.dropped:
-        lines.append(f"dropped {', '.join(origin.dropped)}: not needed to restore")
-    if origin.filters:
-        lines.append(f"dropped {origin.filters} filter buffers, all of them [1, 3, 3, 1] as expected")
-    return lines
 
 
 def describe_difference(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -51,16 +51,23 @@ def enhance(
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+        str, typer.Option(help="Converted or exported weights: a path or a name from `weights list`.")
     ] = DEFAULT_WEIGHTS,
     detector: Annotated[
         str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
     ] = DEFAULT_DETECTOR,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    backend: Annotated[
+        str, typer.Option(help="torch, onnx (without PyTorch), or auto: what the weights need.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N; with ONNX also tensorrt.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
         bool | None,
         typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+    ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="With --compile: a folder that keeps what was compiled."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[
@@ -225,6 +232,8 @@ def enhance(
         template=template,
         detect_size=detect_size,
         detector_device=detector_device,
+        backend=backend,
+        cache=cache,
     )
     _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
 
@@ -327,6 +336,8 @@ class Networks:
     detect_size: int = DETECT_SIZE
     detector_device: str = "cpu"
     upscaler_tile: int | None = None
+    backend: str = "auto"
+    cache: Path | None = None
 
     def chosen_preset(self) -> Preset | None:
         from gpen_core.presets import find_preset
@@ -378,6 +389,7 @@ def _process(
         restorer = Restorer.load(
             use.weights,
             found,
+            backend=use.backend,
             device=use.device,
             precision=use.precision or "auto",
             compile=bool(use.compile),
@@ -396,10 +408,13 @@ def _process(
         found = None if options.whole else _detector(use.detector)
         said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
         said |= {"template": use.template, "detect_size": use.detect_size}
-        return _settings(use.weights, found, use.upscaler, use.parser, **said)
+        return _settings(use.weights, use.backend, found, use.upscaler, use.parser, **said)
 
     recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
+    if use.cache is not None and not use.compile:
+        raise UsageError("--cache is for --compile")
     with (
+        _cached(use.cache),
         _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
         bar(len(jobs)) as advance,
     ):
@@ -509,11 +524,59 @@ def convert(
 
 
 @app.command()
-def info(path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted weights.", readable=False)]) -> None:
-    """Tell what a converted file is and where it comes from."""
-    from gpen_core.checkpoint import describe_file
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
+    format: Annotated[str, typer.Option("--format", help="onnx, or pt2: compiled for this machine's kind.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .onnx or .pt2.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu or cuda, for pt2.")] = "cpu",
+) -> None:
+    """Make a file that runs without this package's PyTorch code, compared with PyTorch before it is kept.
 
-    for line in describe_file(path):
+    onnx: `input` [batch, 3, S, S] to `output` [batch, 3, T, T], float32 RGB in the weights' value range; needs no
+    PyTorch to run. pt2: needs PyTorch, but no compiler; a file .pt2.json beside it says which machine it is for.
+    """
+    from gpen_convert.export import export_generator
+    from gpen_weights import resolve
+
+    source = resolve(model, suffixes=(".safetensors",))
+    for line in export_generator(source, output, format=format, dtype=dtype, device=device):
+        _say(line)
+
+
+@app.command("compile")
+def compile_ahead(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
+    cache: Annotated[Path, typer.Option(help="The folder to fill.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, tf32, fp16 or bf16.")] = "auto",
+    batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
+) -> None:
+    """Compile now, so that `enhance --compile --cache DIR` with the same choices starts at once."""
+    from gpen_core.checkpoint import load_generator
+    from gpen_core.compile_cache import ARTEFACT, cached_in, keep_artefact
+    from gpen_core.runtime import Runtime, RuntimeOptions
+    from gpen_weights import resolve
+
+    generator = load_generator(resolve(model, suffixes=(".safetensors",)))
+    options = RuntimeOptions(device=device, precision=precision, compile=True, max_batch=batch)
+    with cached_in(cache):
+        runtime = Runtime(generator, generator.config, options)
+        runtime.warm_up()
+        whole = keep_artefact(cache)
+    _say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
+
+
+@app.command()
+def info(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted or exported weights.", readable=False)],
+) -> None:
+    """Tell what a converted or exported file is and where it comes from."""
+    from gpen_core.backend import describe_weights
+
+    for line in describe_weights(path):
         _say(line)
 
 
@@ -626,9 +689,13 @@ def _preset(name: str, device: str) -> str:
     """The preset's name; auto asks the device for its memory."""
     if name != "auto":
         return name
+    from gpen_core.backend import has_torch
+    from gpen_core.presets import choose_preset
+
+    if not has_torch():
+        return choose_preset(None)
     import torch
 
-    from gpen_core.presets import choose_preset
     from gpen_core.runtime import choose_device
 
     found = choose_device(device)
@@ -636,15 +703,29 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
+def _cached(folder: Path | None) -> AbstractContextManager[None]:
+    """Compilations kept in a folder, if one is given."""
+    if folder is None:
+        return nullcontext()
+    from gpen_core.backend import require_torch
+
+    require_torch()
+    from gpen_core.compile_cache import cached_in
+
+    return cached_in(folder)
+
+
 def _settings(
-    weights: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
+    weights: str, backend: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
 ) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
+    from gpen_core.backend import find_weights
     from gpen_core.ledger import fingerprint, settings_fingerprint
     from gpen_weights import resolve
 
-    names = {"weights": weights, "detector": detector, "upscaler": upscaler, "parser": parser}
+    names = {"detector": detector, "upscaler": upscaler, "parser": parser}
     files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
+    files["weights"] = fingerprint(find_weights(weights, backend))
     return settings_fingerprint({**files, **others})
 
 

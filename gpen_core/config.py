@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from gpen_core.errors import CheckpointError, UsageError
 
@@ -49,6 +49,46 @@ FORMAT_VERSION = 1
 def levels(size: int) -> tuple[int, ...]:
     """Resolutions 4, 8, ..., size."""
     return tuple(SMALLEST << i for i in range(int(math.log2(size // SMALLEST)) + 1))
+
+
+class PictureFormat(Protocol):
+    """How pictures enter and leave a network: all that must be known to run one without looking inside."""
+
+    @property
+    def input_size(self) -> int:
+        """Side S of the square input in pixels."""
+        ...
+
+    @property
+    def output_size(self) -> int:
+        """Side T of the square output in pixels."""
+        ...
+
+    @property
+    def value_range(self) -> tuple[float, float]:
+        """Values of a black and of a white pixel."""
+        ...
+
+    @property
+    def template(self) -> Template:
+        """Five landmark positions as fractions of the crop (x, y)."""
+        ...
+
+    @property
+    def task(self) -> str:
+        """One of `TASKS`."""
+        ...
+
+
+@dataclass(frozen=True)
+class InferredFormat:
+    """The format of a network that does not describe itself: sizes as found, the rest as GPEN was published."""
+
+    input_size: int
+    output_size: int
+    value_range: tuple[float, float] = (-1.0, 1.0)
+    template: Template = GPEN_TEMPLATE
+    task: str = "restoration"
 
 
 def template_named(name: str) -> Template:
@@ -251,6 +291,35 @@ class WeightsMetadata:
         config, provenance = content.get("config"), content.get("provenance")
         _require(isinstance(config, dict) and isinstance(provenance, dict), "incomplete gpen-core metadata")
         return cls(GeneratorConfig.from_dict(config), Provenance.from_dict(provenance))
+
+
+def megabytes(size: int) -> str:
+    """A file's size in words, three digits or so."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def describe(metadata: WeightsMetadata) -> list[str]:
+    """What a weight file is, what was taken from its source and what was left, in lines for people."""
+    config, origin = metadata.config, metadata.provenance
+    multiplier = config.channel_multiplier
+    widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
+    others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
+    lines = [
+        f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
+        f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
+        + ("" if config.template == GPEN_TEMPLATE else f", {template_name(config.template)} crops"),
+        f"channel multiplier {'undetermined' if multiplier is None else f'{multiplier:g}'}, narrow {config.narrow:g}, "
+        f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
+        f"features {'concatenated' if config.concat else 'added'}",
+        f"convolution widths {widths}",
+        f"source {origin.source_name}, sha256 {origin.source_sha256}, licence: {origin.licence}",
+        f"kept {origin.kept or 'the whole file'}{others}",
+    ]
+    if origin.dropped:
+        lines.append(f"dropped {', '.join(origin.dropped)}: not needed to restore")
+    if origin.filters:
+        lines.append(f"dropped {origin.filters} filter buffers, all of them [1, 3, 3, 1] as expected")
+    return lines
 
 
 def _require(condition: bool, message: str) -> None:

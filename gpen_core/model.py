@@ -55,7 +55,7 @@ class StyledConv(nn.Module):
             x = F.conv2d(x, self.weight, padding=1) * gain
         features = features.to(x.dtype) * self.feature_gain.to(x.dtype)
         if self.concat:
-            x = torch.cat([x, features.expand(len(x), -1, -1, -1)], 1)
+            x = torch.cat([x, features.expand(x.shape[0], -1, -1, -1)], 1)
         else:
             x = x + features
         return activate(x + self.bias.to(x.dtype)[:, None, None])
@@ -130,7 +130,7 @@ class Generator(nn.Module):
         maps = list(self.noise() if noise is None else noise)
         if len(maps) != 2 * len(self.config.noise_levels):
             raise ValueError(f"{len(maps)} noise maps for {2 * len(self.config.noise_levels)} layers")
-        x = self.constant.expand(len(image), -1, -1, -1)
+        x = self.constant.expand(image.shape[0], -1, -1, -1)
         x = self.layers[0](x, styles[0], gains[0], features[4])
         rgb: Tensor = self.to_rgb[0](x, styles[1])
         for i, r in enumerate(self.config.decoder_levels[1:], start=1):

@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core.align import compose, crop, crop_matrix, scaling, whole_matrix
+from gpen_core.backend import CropRuntime, load_runtime, require_torch
 from gpen_core.blend import cover, feathered_mask, full_mask, paste
-from gpen_core.checkpoint import load_generator
-from gpen_core.config import GeneratorConfig, template_named
+from gpen_core.config import PictureFormat, template_named
 from gpen_core.detect import LONG_SIDE, Detector, load_detector
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.find import Box, find_faces, pose
@@ -25,10 +25,12 @@ from gpen_core.masks import Weights, ellipse_mask
 from gpen_core.parse import Parser, load_parser
 from gpen_core.photo import grey_of, to_depth
 from gpen_core.pixels import round_to
-from gpen_core.rrdb import RRDBNet, load_upscaler
-from gpen_core.runtime import Runtime, RuntimeOptions, Upscaler
 from gpen_core.tiling import tiled
 from gpen_core.types import Canvas, Face, Image, Matrix
+
+if TYPE_CHECKING:
+    from gpen_core.rrdb import RRDBNet
+    from gpen_core.runtime import RuntimeOptions, Upscaler
 
 Only = Literal["all", "largest"]
 Rotate = Literal["off", "auto"]
@@ -157,23 +159,25 @@ class Restorer:
 
     def __init__(
         self,
-        generator: Callable[..., object],
-        config: GeneratorConfig,
+        network: Callable[..., object] | CropRuntime,
+        config: PictureFormat,
         detector: Detector | None,
-        runtime: RuntimeOptions = RuntimeOptions(),
+        runtime: RuntimeOptions | None = None,
         upscaler: RRDBNet | None = None,
         parser: Parser | None = None,
     ) -> None:
-        """generator: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable.
+        """network: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable; or a
+        runtime of any engine.
 
-        detector: needed unless every picture is taken as a whole. upscaler: enlarges the background, in the same
-        device and precision; without it that is done by Lanczos' filter. parser: for the mask "parse" alone.
+        detector: needed unless every picture is taken as a whole. runtime: for a network that is no runtime yet, and
+        for the up-scaler. upscaler: enlarges the background; without it that is done by Lanczos' filter. parser: for
+        the mask "parse" alone.
         """
         self.config = config
         self.detector = detector
         self.parser = parser
-        self.runtime = Runtime(generator, config, runtime)  # type: ignore[arg-type]
-        self.upscaler = None if upscaler is None else Upscaler(upscaler, runtime)
+        self.runtime: CropRuntime = network if isinstance(network, CropRuntime) else _on_torch(network, config, runtime)
+        self.upscaler = None if upscaler is None else _upscaling(upscaler, runtime)
 
     @classmethod
     def load(
@@ -191,11 +195,13 @@ class Restorer:
         detect_size: int = LONG_SIDE,
         detector_device: str = "cpu",
         upscaler_tile: int | None = None,
+        backend: str = "auto",
     ) -> Restorer:
-        """A restorer from converted weights, a detector, an up-scaler and a parser, each a path or a catalog's name.
+        """A restorer from converted or exported weights, a detector, an up-scaler and a parser, each a path or name.
 
         detector: "auto" is the original's where it is on this machine, else centerface; None serves only pictures taken
         as a whole. template: name of the crops that the weights were trained on, where their file has it wrong.
+        backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch.
         detect_size, detector_device: as `load_detector` has them (long_side, device). device, precision, compile,
         max_batch, upscaler_tile: as `RuntimeOptions` has them.
 
@@ -204,18 +210,23 @@ class Restorer:
         """
         from gpen_weights import default_detector, resolve
 
-        options = RuntimeOptions(
-            device=device, precision=precision, compile=compile, max_batch=max_batch, upscaler_tile=upscaler_tile
+        runtime = load_runtime(
+            weights, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
         )
-        generator = load_generator(resolve(weights))
-        config = generator.config if template is None else replace(generator.config, template=template_named(template))
+        config = runtime.config if template is None else replace(runtime.config, template=template_named(template))  # type: ignore[type-var]
         found = None
         if detector is not None:
             path = resolve(default_detector() if detector == "auto" else detector)
             found = load_detector(path, long_side=detect_size, device=detector_device)
-        enlarging = None if upscaler is None else load_upscaler(resolve(upscaler))
         parsing = None if parser is None else load_parser(resolve(parser))
-        return cls(generator, config, found, options, enlarging, parsing)
+        if upscaler is None:
+            return cls(runtime, config, found, parser=parsing)
+        require_torch()
+        from gpen_core.rrdb import load_upscaler
+        from gpen_core.runtime import RuntimeOptions
+
+        options = RuntimeOptions(device=device, precision=precision, upscaler_tile=upscaler_tile)
+        return cls(runtime, config, found, options, load_upscaler(resolve(upscaler)), parsing)
 
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.
@@ -322,6 +333,18 @@ class Restorer:
         if options.mask == "parse" and self.parser is not None:
             return self.parser(eight_bit(picture))
         return ellipse_mask(size) if options.mask == "ellipse" else feathered_mask(size)
+
+
+def _on_torch(network: Callable[..., object], config: PictureFormat, options: RuntimeOptions | None) -> CropRuntime:
+    from gpen_core.runtime import Runtime, RuntimeOptions
+
+    return Runtime(network, config, options or RuntimeOptions())  # type: ignore[arg-type]
+
+
+def _upscaling(network: RRDBNet, options: RuntimeOptions | None) -> Upscaler:
+    from gpen_core.runtime import RuntimeOptions, Upscaler
+
+    return Upscaler(network, options or RuntimeOptions())
 
 
 def select_faces(faces: Sequence[Face], options: Options) -> list[RestoredFace]:

@@ -151,6 +151,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
         {
             "weights": "w.safetensors",
             "detector": "d.onnx",
+            "backend": "auto",
             "device": "cpu",
             "precision": "fp32",
             "compile": True,

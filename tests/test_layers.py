@@ -23,7 +23,8 @@ LAYERS = (
     ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
     ("kernels",),
-    ("runtime",),
+    ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
+    ("backend",),
     ("find", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli", "__main__"),
 )
@@ -84,7 +85,7 @@ def test_help_does_not_import_torch() -> None:
         "import sys\n"
         "from gpen_core.cli import run_command\n"
         "import contextlib, io\n"
-        "commands = 'enhance', 'doctor', 'convert', 'info', 'weights', 'colorize'\n"
+        "commands = 'enhance', 'doctor', 'convert', 'export', 'compile', 'info', 'weights', 'colorize'\n"
         "for arguments in (['--help'], *([command, '--help'] for command in commands)):\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         "        assert run_command(arguments) == 0\n"
@@ -99,3 +100,14 @@ def test_help_does_not_import_torch() -> None:
 )
 def test_importing_is_silent(module: str) -> None:
     assert run_python(f"import {module}") == ""
+
+
+def test_onnxruntime_reports_to_nobody() -> None:
+    code = (
+        "import os, sys\n"
+        "os.environ.pop('ORT_DISABLE_TELEMETRY', None)\n"
+        "import gpen_core\n"
+        "assert 'onnxruntime' not in sys.modules\n"
+        "assert os.environ['ORT_DISABLE_TELEMETRY'] == '1'\n"
+    )
+    assert run_python(code) == ""

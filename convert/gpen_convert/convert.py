@@ -15,8 +15,7 @@ from gpen_convert.infer import Shapes
 from gpen_convert.select import select_network
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
-from gpen_core.checkpoint import megabytes
-from gpen_core.config import Provenance
+from gpen_core.config import Provenance, megabytes
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_weights import catalog
 

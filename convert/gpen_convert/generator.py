@@ -18,8 +18,17 @@ from gpen_convert.keymap import find_rule, fold
 from gpen_convert.select import Selection, select
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
-from gpen_core.checkpoint import build_generator, describe, load_tensors, megabytes
-from gpen_core.config import TASKS, VALUE_RANGES, GeneratorConfig, Provenance, WeightsMetadata, template_named
+from gpen_core.checkpoint import build_generator, load_tensors
+from gpen_core.config import (
+    TASKS,
+    VALUE_RANGES,
+    GeneratorConfig,
+    Provenance,
+    WeightsMetadata,
+    describe,
+    megabytes,
+    template_named,
+)
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import is_folder, remove_leftovers, replacing, same_file
 from gpen_core.runtime import is_out_of_memory

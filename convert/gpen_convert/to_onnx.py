@@ -56,7 +56,7 @@ def export(
     Returns the largest difference between the two, relative to the largest value of an output.
     Raises CheckpointError if it exceeds 1e-4 or the file can't be written, UsageError if onnx is not installed.
     """
-    model = _trace(net, probes[0], outputs, free)
+    model = trace(net, probes[0], outputs, free)
     difference = max(_difference(net, model, probe) for probe in probes)
     if not difference <= TOLERANCE:
         raise CheckpointError(f"{path}: not written, onnxruntime and PyTorch disagree by {difference:.1e}")
@@ -68,12 +68,16 @@ def export(
     return difference
 
 
-def _trace(net: nn.Module, example: Tensor, outputs: Mapping[str, Axes], free: Axes) -> bytes:
+def trace(net: nn.Module, example: Tensor, outputs: Mapping[str, Axes], free: Axes) -> bytes:
+    """`net` as a serialised ONNX model, traced with one example, its one input named `input`.
+
+    outputs: names in order, each with its free axes. free: the input's free axes. Raises UsageError without onnx.
+    """
     if importlib.util.find_spec("onnx") is None:
         raise UsageError("writing ONNX needs the onnx package: pip install onnx")
     buffer = io.BytesIO()
     axes = {INPUT: dict(free), **{name: dict(named) for name, named in outputs.items()}}
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         torch.onnx.export(
             net,
             (example,),
@@ -125,7 +129,7 @@ def run(model: bytes, values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter announces its own deprecation and every shape it traces, none of which a user can act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
