@@ -94,6 +94,19 @@ def fidelity(results: Path = RESULTS) -> str:
     return table(["device", "network", "input", "max abs. difference", "PSNR, dB", "SSIM", "mean CIEDE2000"], lines)
 
 
+def worst(results: Path = RESULTS) -> str:
+    """The fidelity of each network at its lowest over the inputs."""
+    lines = []
+    for row in load("h200", results):
+        found = list(row.get("fidelity", {}).values())
+        if not found:
+            continue
+        low = [min(picture[name] for picture in found) for name in ("psnr_db", "ssim")]
+        high = [max(picture[name] for picture in found) for name in ("max_abs", "ciede2000")]
+        lines.append([row["title"], f"{low[0]:.1f}", f"{low[1]:.5f}", f"{high[0]:.5f}", f"{high[1]:.3f}"])
+    return table(["network", "PSNR, dB", "SSIM", "max abs. difference", "mean CIEDE2000"], lines)
+
+
 def cpu(results: Path = RESULTS) -> str:
     lines = []
     for row in load("cpu", results):
@@ -121,6 +134,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "waterfall": waterfall,
     "batches": batches,
     "fidelity": fidelity,
+    "worst": worst,
     "cpu": cpu,
     "machines": machines,
 }

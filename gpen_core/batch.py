@@ -17,9 +17,9 @@ import numpy as np
 
 from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
-from gpen_core.files import copy, is_folder, remove_leftovers
+from gpen_core.files import copy, is_folder, remove_leftovers, sha256
 from gpen_core.gallery import Gallery
-from gpen_core.ledger import Ledger, fingerprint
+from gpen_core.ledger import Ledger
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
 from gpen_core.tasks import Task, restore
@@ -304,7 +304,7 @@ class _Work:
         if ledger is not None and job.source.is_file():
             # Before the photo is read: if it changes in between, the record matches neither and it is done again.
             with suppress(OSError):
-                content = fingerprint(job.source)
+                content = sha256(job.source)
             if content and self._files.skip_existing and ledger.holds(job.target, content, self._settings):
                 return None
         return _Loaded(image_io.read(job.source, max_pixels=self._files.max_pixels), content)

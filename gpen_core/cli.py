@@ -720,12 +720,13 @@ def _settings(
 ) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
     from gpen_core.backend import find_weights
-    from gpen_core.ledger import fingerprint, settings_fingerprint
+    from gpen_core.files import sha256
+    from gpen_core.ledger import settings_fingerprint
     from gpen_weights import resolve
 
     names = {"detector": detector, "upscaler": upscaler, "parser": parser}
-    files = {key: None if name is None else fingerprint(resolve(name)) for key, name in names.items()}
-    files["weights"] = fingerprint(find_weights(weights, backend))
+    files = {key: None if name is None else sha256(resolve(name)) for key, name in names.items()}
+    files["weights"] = sha256(find_weights(weights, backend))
     return settings_fingerprint({**files, **others})
 
 

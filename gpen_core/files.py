@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import secrets
@@ -32,6 +33,16 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file's content, in hexadecimal. Raises OSError."""
+    # Not hashlib.file_digest, which came with Python 3.11.
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def copy(source: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpen_core import __version__
+from gpen_core.files import sha256
 
 NAME = ".gpen-core.jsonl"
 
@@ -71,13 +72,13 @@ class Ledger:
         if entry is None or (entry.source, entry.settings) != (source, settings):
             return False
         try:
-            return fingerprint(target) == entry.output
+            return sha256(target) == entry.output
         except OSError:
             return False
 
     def add(self, target: Path, source: str, settings: str) -> None:
         """Record a file that has just been written. Raises OSError."""
-        key, entry = self._key(target), Entry(source, settings, fingerprint(target))
+        key, entry = self._key(target), Entry(source, settings, sha256(target))
         record = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
         self.open()
         with self._lock:
@@ -87,16 +88,6 @@ class Ledger:
 
     def _key(self, target: Path) -> str:
         return Path(os.path.relpath(target, self.folder)).as_posix()
-
-
-def fingerprint(path: Path) -> str:
-    """The sha256 of a file's content. Raises OSError."""
-    # Not hashlib.file_digest, which came with Python 3.11.
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def settings_fingerprint(settings: Mapping[str, Any]) -> str:

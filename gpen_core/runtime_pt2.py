@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError
+from gpen_core.files import sha256
 from gpen_core.runtime import Runtime, RuntimeOptions, choose_device
 from gpen_core.types import Image
 
@@ -195,7 +196,7 @@ def read_sidecar(path: Path) -> Sidecar:
         if beside.stat().st_size > MOST_JSON:
             raise CheckpointError(f"{beside}: too large for a sidecar")
         sidecar = Sidecar.decode(beside.read_text(encoding="utf-8"))
-        digest = file_sha256(path)
+        digest = sha256(path)
         bound = _read_binding(path)
     except FileNotFoundError:
         raise CheckpointError(
@@ -255,14 +256,6 @@ def processor_features() -> tuple[str, ...]:
         if name.strip() == "Features":
             return tuple(sorted(set(values.split())))
     return (torch.backends.cpu.get_cpu_capability(),)
-
-
-def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _read_binding(path: Path) -> dict[str, str]:

@@ -23,6 +23,7 @@ from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
+from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Runtime, RuntimeOptions
 from gpen_core.runtime_pt2 import Machine, PackageRuntime, describe_machine, load_package
@@ -181,7 +182,7 @@ def test_a_package_that_was_changed(package: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_sidecar_forged_for_another_file(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package.write_bytes(b"not a package")
-    digest = runtime_pt2.file_sha256(package)
+    digest = sha256(package)
     edit(package, lambda c: c.update(package_sha256=digest))
     assert_refused(package, CheckpointError, "not the sidecar that this package was made with", monkeypatch)
 

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpen_convert import to_onnx
-from gpen_convert.generator import output_path, sha256
+from gpen_convert.generator import output_path
 from gpen_core import __version__
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
-from gpen_core.files import replacing
+from gpen_core.files import replacing, sha256
 from gpen_core.model import Generator
 from gpen_core.runtime import choose_device, lower, require_compiler
 from gpen_core.runtime_onnx import PRECISION_KEY, describe_session, first_line, open_session

@@ -19,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpen_convert.generator import DTYPES, Report, Wanted, output_path, sha256, write_verified
+from gpen_convert.generator import DTYPES, Report, Wanted, output_path, write_verified
 from gpen_convert.onnx_shapes import import_onnx
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator
 from gpen_core.config import GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
+from gpen_core.files import sha256
 
 TOLERANCE = 1e-3
 # A graph that computes in half precision is that far from float32 by itself.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from gpen_core.config import (
     template_named,
 )
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import is_folder, remove_leftovers, replacing, same_file
+from gpen_core.files import is_folder, remove_leftovers, replacing, same_file, sha256
 from gpen_core.runtime import is_out_of_memory
 from gpen_weights import Entry, catalog
 
@@ -221,11 +220,3 @@ def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str
         raise CheckpointError(f"{target}: can't be written ({error})") from None
     except OSError as error:
         raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
