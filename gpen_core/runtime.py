@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -373,8 +374,10 @@ class Compiled:
 def guarded(step: Step, device: torch.device) -> Step:
     """A torch.compile'd step with room for every bucket, whose failure to compile is one line.
 
-    On a CPU weights are frozen, which lets the compiler store them as its convolutions want them.
+    On a CPU weights are frozen, which lets the compiler store them as its convolutions want them; but not where
+    somebody keeps a cache, because PyTorch caches no frozen graphs.
     """
+    freezing = device.type == "cpu" and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
     def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
         from torch._dynamo import config as dynamo
@@ -383,7 +386,7 @@ def guarded(step: Step, device: torch.device) -> Step:
 
         limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"
         try:
-            with dynamo.patch({limit: COMPILATIONS}), inductor.patch(freezing=device.type == "cpu"):
+            with dynamo.patch({limit: COMPILATIONS}), inductor.patch(freezing=freezing):
                 return step(pixels)
         except TorchDynamoException as error:
             if is_out_of_memory(error):

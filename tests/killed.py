@@ -37,6 +37,18 @@ def finish(arguments: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(start(arguments), 0)[1])
 
 
+def wait_for(count: int, folder: Path, child: int) -> None:
+    """Until so many photos are in the folder, or the child has ended."""
+    while len(contents(folder)) < count and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.002)
+
+
+def kill(child: int) -> bool:
+    """Whether the child was still running."""
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """What a user sees in a folder."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -63,9 +75,13 @@ def main(photos: str, scratch: Path, weights: str, times: int, seed: int) -> Non
     for i in range(times):
         out = scratch / str(i)
         child = start(command(out))
-        time.sleep(moments.uniform(0, length))
-        os.kill(child, signal.SIGKILL)
-        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+        if i % 2:
+            # A load on the machine moves the start of the work, so half of the moments follow its progress.
+            wait_for(moments.randrange(1, len(expected)), out, child)
+            time.sleep(moments.uniform(0, 0.03))
+        else:
+            time.sleep(moments.uniform(0, length))
+        killed = kill(child)
         seen = contents(out)
         left = unfinished(out)
         report = scratch / f"{i}.jsonl"
