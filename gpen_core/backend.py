@@ -114,8 +114,10 @@ def describe_weights(path: Path) -> list[str]:
         from gpen_core.runtime_pt2 import describe_package
 
         return describe_package(path)
-    from gpen_core import checkpoint
+    from gpen_core import checkpoint, rrdb
 
+    if checkpoint.kind_of(path) == rrdb.KIND:
+        return rrdb.describe_file(path)
     return checkpoint.describe_file(path)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
-from gpen_core.files import copy, is_folder, remove_leftovers, sha256
+from gpen_core.files import copy, remove_leftovers, require_writable, sha256
 from gpen_core.gallery import Gallery
 from gpen_core.ledger import Ledger
 from gpen_core.plan import Job
@@ -190,34 +190,19 @@ def _opened(
     with ExitStack() as stack:
         ledgers: dict[Path, Ledger] = {}
         for folder in {job.folder for job in jobs}:
-            _require_writable(folder)
+            require_writable(folder)
             if settings is not None:
                 ledgers[folder] = Ledger(folder)
                 stack.callback(ledgers[folder].close)
         busy = {folder for folder, ledger in ledgers.items() if not ledger.alone}
-        remove_leftovers(job.target for job in jobs if job.folder not in busy)
+        free = [job for job in jobs if job.folder not in busy]
+        remove_leftovers(job.target for job in free)
+        if gallery is not None:
+            remove_leftovers(path for job in free for path in gallery.leftovers(job))
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
         yield _Work(load, options, files, settings, gallery, task, stop, ledgers, readers, writers)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
-def _require_writable(folder: Path) -> None:
-    """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
-    existing = folder
-    while not _exists(existing) and existing != existing.parent:
-        existing = existing.parent
-    if not is_folder(existing):
-        raise ImageError(f"{folder}: {existing} is no folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ImageError(f"{folder}: no permission to write there")
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +290,8 @@ class _Work:
             # Before the photo is read: if it changes in between, the record matches neither and it is done again.
             with suppress(OSError):
                 content = sha256(job.source)
-            if content and self._files.skip_existing and ledger.holds(job.target, content, self._settings):
+            held = content and self._files.skip_existing and ledger.holds(job.target, content, self._settings)
+            if held and (self._gallery is None or self._gallery.is_there(job)):
                 return None
         return _Loaded(image_io.read(job.source, max_pixels=self._files.max_pixels), content)
 

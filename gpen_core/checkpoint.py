@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import WeightsMetadata, describe, megabytes
+from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -61,6 +62,16 @@ def build_generator(metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) ->
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, strict=True, assign=True)
     model.derive()
     return model.eval().requires_grad_(False)
+
+
+def kind_of(path: Path) -> str:
+    """What a converted file says it holds ("generator", say), or "" if it does not say. Raises nothing."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            content = json.loads((opened.metadata() or {}).get(METADATA_KEY, "{}"))
+    except (OSError, ValueError, RecursionError, SafetensorError):
+        return ""
+    return str(content.get("kind", "")) if isinstance(content, dict) else ""
 
 
 def describe_file(path: str | Path) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -40,14 +41,13 @@ WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 @app.command()
 def enhance(
-    inputs: Annotated[list[Path], typer.Argument(metavar="IN", help="Photos, or folders of photos.", readable=False)],
+    inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
     output: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--output",
             "-o",
             help="A file for one photo, else a folder. Default: beside each input, *_restored.",
-            readable=False,
         ),
     ] = None,
     weights: Annotated[
@@ -125,7 +125,10 @@ def enhance(
     ] = None,
     long_side: Annotated[
         int | None,
-        typer.Option(help="Shrink results to so many pixels on the longer side.", rich_help_panel=SIZES),
+        typer.Option(
+            help="Shrink the photo first, to so many pixels on its longer side; --upscale comes after.",
+            rich_help_panel=SIZES,
+        ),
     ] = None,
     upscale: Annotated[
         int | None,
@@ -238,12 +241,10 @@ def enhance(
     _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
 
 
-Photos = Annotated[list[Path], typer.Argument(metavar="IN", help="Pictures, or folders of pictures.", readable=False)]
+Photos = Annotated[list[str], typer.Argument(metavar="IN", help="Pictures, or folders of pictures.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", help="A file for one picture, else a folder. Default: beside each input.", readable=False
-    ),
+    str | None,
+    typer.Option("--output", "-o", help="A file for one picture, else a folder. Default: beside each input."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
@@ -357,8 +358,8 @@ class Networks:
 
 
 def _process(
-    inputs: list[Path],
-    output: Path | None,
+    inputs: list[str],
+    output: str | None,
     recursive: bool,
     options: Options,
     files: Files,
@@ -381,7 +382,18 @@ def _process(
     use, chosen = networks.preset_applied(), networks.chosen_preset()
     if chosen is not None and options.long_side is None and options.tile is None:
         options = replace(options, long_side=chosen.long_side)
-    jobs = plan(inputs, output, recursive=recursive, notice=_complain)
+    if "" in (*inputs, output):
+        raise UsageError("an empty file name")
+    photos = [Path(text) for text in inputs]
+    jobs = plan(
+        photos,
+        None if output is None else Path(output),
+        recursive=recursive,
+        # A path does not remember the slash that tells a folder.
+        as_folder=output is not None and output.endswith(("/", os.sep)),
+        beside=[] if save_faces is None else [save_faces],
+        notice=_complain,
+    )
     gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
@@ -407,15 +419,16 @@ def _process(
     def settings() -> str:
         found = None if options.whole else _detector(use.detector)
         said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
+        said["faces"] = None if save_faces is None else str(save_faces.absolute())
         said |= {"template": use.template, "detect_size": use.detect_size}
         return _settings(use.weights, use.backend, found, use.upscaler, use.parser, **said)
 
-    recorded = settings if files.skip_existing or any(is_folder(path) for path in inputs) else None
+    recorded = settings if files.skip_existing or any(map(is_folder, photos)) else None
     if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
         _cached(use.cache),
-        _report(report, [path for job in jobs for path in (job.source, job.target)]) as write,
+        _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
         bar(len(jobs)) as advance,
     ):
 
@@ -658,30 +671,39 @@ def run_command(arguments: list[str]) -> int:
 
 
 @contextmanager
-def _report(path: Path | None, photos: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once."""
+def _report(path: Path | None, others: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a record to the report; each is in the file at once, and the first one opens it.
+
+    others: photos, outputs and folders of outputs, none of which the report may replace.
+    """
     import json
 
-    from gpen_core.files import same_file
+    from gpen_core.files import require_writable, same_file
+    from gpen_core.ledger import NAME
 
     if path is None:
         yield lambda record: None
         return
-    if any(same_file(path, photo) or path.absolute() == photo.absolute() for photo in photos):
-        raise UsageError(f"--report {path}: that is one of the photos")
+    if path.name == NAME or any(same_file(path, other) or path.absolute() == other.absolute() for other in others):
+        raise UsageError(f"--report {path}: that is a photo, an output or the record of a folder")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("wb", buffering=0)
-    except OSError as error:
-        raise UsageError(f"--report {path}: {error.strerror}") from None
+        require_writable(path.parent)
+        if path.is_dir():
+            raise UsageError(f"--report {path}: that is a folder")
+    except (ImageError, OSError) as error:
+        raise UsageError(f"--report {path}: {error}") from None
+    with ExitStack() as stack:
+        opened: list[Any] = []
 
-    def write(record: dict[str, Any]) -> None:
-        try:
-            file.write(json.dumps(record).encode() + b"\n")
-        except OSError as error:
-            raise ImageError(f"--report {path}: {error.strerror}") from None
+        def write(record: dict[str, Any]) -> None:
+            try:
+                if not opened:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    opened.append(stack.enter_context(path.open("wb", buffering=0)))
+                opened[0].write(json.dumps(record).encode() + b"\n")
+            except OSError as error:
+                raise ImageError(f"--report {path}: {error.strerror}") from None
 
-    with file:
         yield write
 
 

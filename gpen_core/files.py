@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpen_core.errors import ImageError
+
 _TEMPORARY = re.compile(r"\.(.{1,40})\.[0-9a-f]{12}\.part", re.DOTALL)
 
 
@@ -54,6 +56,8 @@ def copy(source: Path, target: Path) -> None:
 def remove_leftovers(targets: Iterable[Path]) -> int:
     """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
 
+    A target also stands for files whose names begin with its own and an underscore.
+
     Nobody may be writing one of the targets.
     """
     names: dict[Path, set[str]] = {}
@@ -64,7 +68,7 @@ def remove_leftovers(targets: Iterable[Path]) -> int:
         with suppress(OSError):
             for path in folder.iterdir():
                 match = _TEMPORARY.fullmatch(path.name)
-                if match and match[1] in starts:
+                if match and (match[1] in starts or any(match[1].startswith(f"{s}_"[:40]) for s in starts)):
                     path.unlink()
                     removed += 1
     return removed
@@ -84,3 +88,21 @@ def same_file(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except (OSError, ValueError):
         return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def require_writable(folder: Path) -> None:
+    """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
+    existing = folder
+    while not _exists(existing) and existing != existing.parent:
+        existing = existing.parent
+    if not is_folder(existing):
+        raise ImageError(f"{folder}: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ImageError(f"{folder}: no permission to write there")

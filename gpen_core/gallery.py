@@ -13,14 +13,14 @@ import numpy as np
 
 from gpen_core import image_io
 from gpen_core.errors import UsageError
+from gpen_core.files import require_writable
 from gpen_core.photo import Photo
-from gpen_core.plan import Job
+from gpen_core.plan import COMPARE, FACE_NAME, Job
 from gpen_core.types import Canvas
 
 if TYPE_CHECKING:
     from gpen_core.restorer import Restored
 
-COMPARE = "_compare"
 # Longer side of a comparison at most: every format holds it, and every viewer shows it.
 LARGEST = 8000
 
@@ -31,6 +31,14 @@ class Gallery:
 
     faces: dict[Path, Path]
     compare: bool
+
+    def is_there(self, job: Job) -> bool:
+        """Whether the comparison of a photo, if it is wanted, was written. Faces are not counted."""
+        return not self.compare or comparison_path(job).is_file()
+
+    def leftovers(self, job: Job) -> list[Path]:
+        """What unfinished files of a photo may be named after, beginnings of names included."""
+        return [comparison_path(job), *(begin for begin in [self.faces.get(job.source)] if begin is not None)]
 
     def write(self, job: Job, photo: Photo, restored: Restored, format: str | None) -> None:
         """Write what is wanted for one photo, each file whole or not at all. Raises ImageError, OSError.
@@ -59,16 +67,25 @@ def open_gallery(jobs: Sequence[Job], faces: Path | None, compare: bool) -> Gall
     faces: the folder for faces, or None. Their names begin with the photo's own, suffix included, in folders that lie
     to each other as those of the photos do; so no two photos meet.
     """
+    taken = {_real(path) for job in jobs for path in (job.source, job.target)}
     if compare:
-        _require_free([comparison_path(job) for job in jobs], jobs)
+        for path in map(comparison_path, jobs):
+            if _real(path) in taken:
+                raise UsageError(f"--compare: {path} is a photo or another output")
     if faces is None or not jobs:
         return Gallery({}, compare)
+    require_writable(faces)
     sources = [job.source.absolute() for job in jobs]
     try:
         root = os.path.commonpath([source.parent for source in sources])
     except ValueError:
         raise UsageError("--save-faces: the photos lie on different drives") from None
     names = {job.source: faces / source.relative_to(root) for job, source in zip(jobs, sources, strict=True)}
+    ours = {_real(begin) for begin in names.values()}
+    for folder, name in taken:
+        match = FACE_NAME.fullmatch(name)
+        if match and (folder, match[1]) in ours:
+            raise UsageError(f"--save-faces: {Path(folder) / name} is a photo or an output; choose another folder")
     return Gallery(names, compare)
 
 
@@ -92,8 +109,6 @@ def _fitted(picture: Canvas, size: tuple[int, int]) -> Canvas:
     return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC))
 
 
-def _require_free(paths: list[Path], jobs: Sequence[Job]) -> None:
-    taken = {path.absolute() for job in jobs for path in (job.source, job.target)}
-    for path in paths:
-        if path.absolute() in taken:
-            raise UsageError(f"--compare: {path} is a photo or another output")
+def _real(path: Path) -> tuple[str, str]:
+    """A path's folder, links resolved, and its name."""
+    return os.path.realpath(path.parent), path.name

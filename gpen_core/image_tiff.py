@@ -338,7 +338,8 @@ def read_tiff(data: bytearray, max_pixels: int) -> tuple[Photo, int]:
     _check(page, data, max_pixels)
     pixels, alpha, grey = _pixels(page, data)
     check_decoded(pixels, page.width, page.height)
-    extra = page.one(_EXTRA_SAMPLES, 0)
+    # A fourth sample that nothing is said of is what many writers, OpenCV among them, mean as opacity.
+    extra = page.one(_EXTRA_SAMPLES, 2)
     photo = Photo(
         pixels,
         grey,

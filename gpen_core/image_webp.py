@@ -147,7 +147,7 @@ def write_webp(file: BinaryIO, photo: Photo, quality: int | None) -> tuple[str, 
 def _picture(photo: Photo, quality: int | None) -> tuple[memoryview, tuple[str, ...]]:
     lossless = photo.lossless and quality is None
     notes: tuple[str, ...] = ()
-    if lossless and photo.alpha is not None and bool(photo.pixels[photo.alpha == 0].any()):
+    if lossless and photo.alpha is not None and bool((photo.alpha == 0).any()):
         # cv2 has no switch that keeps colours where the alpha is 0.
         if (exact := _exact(photo.pixels, photo.alpha)) is not None:
             return memoryview(exact), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from gpen_core.errors import UsageError
 from gpen_core.files import is_folder, same_file
 
 SUFFIX = "_restored"
+COMPARE = "_compare"
+# A face of a photo: the photo's whole name, a number, and what it shows.
+FACE_NAME = re.compile(r"(.+)_face\d+_(?:crop|restored|both)\.png", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,23 @@ def plan(
     output: Path | None,
     *,
     recursive: bool = False,
+    as_folder: bool = False,
+    beside: Sequence[Path] = (),
     notice: Callable[[str], None] = lambda _: None,
 ) -> list[Job]:
     """What is to be read and written.
 
     A single photo may have a file as its output; more of them, and folders, need a folder, which mirrors theirs.
+    as_folder: the output is a folder, whatever its name. beside: further folders that are written to, and not read.
     notice: told what is left out, in one line each.
     Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
     """
-    if output is not None and not is_folder(output) and output.suffix:
+    if output is not None and not as_folder and not is_folder(output) and output.suffix:
         if len(inputs) > 1 or is_folder(inputs[0]):
-            raise UsageError(f"{output}: more than one photo needs a folder; make it first if its name has a dot")
+            raise UsageError(f"{output}: more than one photo needs a folder; write {output}{os.sep} if it is one")
         if output.suffix.lower() not in image_io.WRITABLE:
-            raise UsageError(f"{output}: {output.suffix} can't be written; a folder with a dot must be there already")
+            known = ", ".join(sorted(image_io.WRITABLE))
+            raise UsageError(f"{output}: files end in {known}; write {output}{os.sep} if a folder is meant")
         return _checked([Job(inputs[0], output, output.parent)])
     if output is not None and _is_other_file(output):
         raise UsageError(f"{output}: a file, not a folder")
@@ -57,8 +65,11 @@ def plan(
         if not is_folder(root):
             jobs.append(_mirrored(root, root.parent, output, named=True))
             continue
-        excluded = None if output is None or same_file(root, output) else output
-        found = sorted(_found(root, recursive, excluded, notice), key=lambda entry: entry[0])
+        written = [folder for folder in (output, *beside) if folder is not None]
+        excluded = [folder for folder in written if not same_file(root, folder)]
+        # Where results go into the folder that is read, they are known by their names.
+        ours = output is None or len(excluded) < len(written)
+        found = sorted(_found(root, recursive, excluded, ours, notice), key=lambda entry: entry[0])
         for path, problem in found:
             job = Job(path, path, output or root, named=False, problem=problem)
             jobs.append(job if problem else _mirrored(path, root, output, named=False))
@@ -73,7 +84,7 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _found(
-    folder: Path, recursive: bool, excluded: Path | None, notice: Callable[[str], None]
+    folder: Path, recursive: bool, excluded: Sequence[Path], ours: bool, notice: Callable[[str], None]
 ) -> Iterator[tuple[Path, str]]:
     """Photos in a folder, and folders that can't be read with the reason. Links to folders are not followed."""
     try:
@@ -87,14 +98,14 @@ def _found(
         if entry.name.startswith("."):
             continue
         if not is_folder(entry):
-            if _is_photo(entry) and not (excluded is None and _is_result(entry, names)):
+            if _is_photo(entry) and not (ours and _is_result(entry, names)):
                 yield entry, ""
-        elif not recursive or (excluded is not None and same_file(entry, excluded)):
+        elif not recursive or any(same_file(entry, folder) for folder in excluded):
             continue
         elif entry.is_symlink():
             notice(f"{entry}: a link to a folder is not followed; name it to have its photos restored")
         else:
-            yield from _found(entry, recursive, excluded, notice)
+            yield from _found(entry, recursive, excluded, ours, notice)
 
 
 def _is_photo(path: Path) -> bool:
@@ -106,7 +117,10 @@ def _is_photo(path: Path) -> bool:
 
 def _is_result(path: Path, names: set[str]) -> bool:
     """Whether an earlier run wrote this file beside its source."""
-    stem = path.stem.removesuffix(SUFFIX)
+    face = FACE_NAME.fullmatch(path.name)
+    if face and face[1] in names:
+        return True
+    stem = path.stem.removesuffix(COMPARE).removesuffix(SUFFIX)
     if stem == path.stem:
         return False
     return f"{stem}{path.suffix}" in names or (stem.lower().endswith(".gif") and stem in names)

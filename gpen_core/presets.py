@@ -13,7 +13,7 @@ GIB = 2**30
 class Preset:
     """max_batch: faces in one call of the network. precision, compile: as `RuntimeOptions` takes them.
 
-    long_side: longer side in pixels that results have at most, or None. tile: side in pixels of what a background
+    long_side: longer side in pixels to which photos are shrunk, or None. tile: side in pixels of what a background
     up-scaler enlarges at once.
     needs: bytes of GPU memory from which it is chosen; None means that it never is.
     """

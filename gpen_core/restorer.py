@@ -62,8 +62,8 @@ class Options:
     aligned: the whole picture is one face that fills it as the crop template wants; nothing is detected.
     tile: the whole picture, of any size, is restored in tiles of so many pixels, each at the network's size, that begin
     every `stride` pixels (half a tile by default); nothing is detected.
-    long_side: the result's longer side has at most so many pixels. upscale: the result is so many times as large; by
-    default as much as the up-scaler enlarges, or 1 without one.
+    long_side: the picture is first shrunk to at most so many pixels on its longer side. upscale: then the result is so
+    many times as large; by default as much as the up-scaler enlarges, or 1 without one.
     match_color: faces keep the original's colours. sharpen: amount of an unsharp mask of the faces, 0 to 3. grain:
     how much of the original's grain the faces get, 0 to 2.
     mask: where a restored face is pasted: a soft "box" or "ellipse" of the crop, or what a parser calls face ("parse").
@@ -111,8 +111,11 @@ class Options:
             raise UsageError(
                 f"stride {self.stride} is not from 1 to the tile's side" if self.tile else "stride without tile"
             )
-        if self.whole and (self.box or self.max_faces or self.rotate == "auto"):
-            raise UsageError("nothing is detected with aligned or tile, so box, max_faces and rotate can't be used")
+        chosen = self.box or self.max_faces or self.min_face or self.only != "all" or self.rotate == "auto"
+        if self.whole and chosen:
+            raise UsageError(
+                "nothing is detected with aligned or tile, so only, box, min_face, max_faces and rotate can't be used"
+            )
         if self.whole and self.mask != "box":
             raise UsageError(f"the whole picture is restored with aligned or tile, so mask {self.mask} can't be used")
 

@@ -256,6 +256,21 @@ def encode(config: UpscalerConfig, provenance: Provenance) -> dict[str, str]:
     return {METADATA_KEY: json.dumps(content, sort_keys=True)}
 
 
+def describe_file(path: Path) -> list[str]:
+    """What a converted up-scaler is and where it comes from, in lines for people. Raises CheckpointError."""
+    try:
+        with safe_open(path, framework="pt") as opened:
+            config, origin = decode(opened.metadata() or {})
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return [
+        f"RRDBNet up-scaler x{config.scale}, {config.blocks} blocks, {config.features} features",
+        f"tiles overlap by {config.margin * config.cell} px",
+        f"source {origin.source_name}, sha256 {origin.source_sha256}, licence: {origin.licence}",
+        f"kept {origin.kept or 'the whole file'}, converted by {origin.tool_version}",
+    ]
+
+
 def decode(metadata: Mapping[str, str]) -> tuple[UpscalerConfig, Provenance]:
     """What `encode` wrote. Raises CheckpointError if it is absent, malformed, too new or of something else."""
     if METADATA_KEY not in metadata:
