@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, printable
 from gpen_core.progress import bar
 
 if TYPE_CHECKING:
@@ -345,9 +345,8 @@ class Networks:
 
         return None if self.preset is None else find_preset(_preset(self.preset, self.device))
 
-    def preset_applied(self) -> Networks:
+    def filled_by(self, chosen: Preset | None) -> Networks:
         """With the preset's values where nothing else was said."""
-        chosen = self.chosen_preset()
         return replace(
             self,
             precision=self.precision or (chosen.precision if chosen else "auto"),
@@ -379,7 +378,8 @@ def _process(
     from gpen_core.restorer import Restorer
     from gpen_core.tasks import require_task, restore
 
-    use, chosen = networks.preset_applied(), networks.chosen_preset()
+    chosen = networks.chosen_preset()
+    use = networks.filled_by(chosen)
     if chosen is not None and options.long_side is None and options.tile is None:
         options = replace(options, long_side=chosen.long_side)
     if "" in (*inputs, output):
@@ -774,15 +774,10 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _printable(line: str) -> str:
-    """One line whatever a file's name holds: line breaks and control characters escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in line)
-
-
 def _say(line: str) -> None:
     try:
         # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
-        typer.echo(_printable(line), file=sys.stdout)
+        typer.echo(printable(line), file=sys.stdout)
     except BrokenPipeError:
         # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
         sys.stdout = None
@@ -795,4 +790,4 @@ def _say_json(record: Any) -> None:
 
 
 def _complain(line: str) -> None:
-    typer.echo(_printable(line), file=sys.stderr)
+    typer.echo(printable(line), file=sys.stderr)

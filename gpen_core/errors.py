@@ -44,3 +44,8 @@ class DetectorError(GpenError):
 
 class DeviceError(GpenError):
     """A device or precision that this machine does not have."""
+
+
+def printable(text: str) -> str:
+    """Text as one line, whatever a file's name in it holds: line breaks and control characters escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gpen_core.errors import printable
+
 ITEM_SIZES = {
     1: 1,
     2: 1,
@@ -41,7 +43,7 @@ _MAX_ENTRIES = 1024
 
 def shown(path: Path) -> str:
     """The path as one printable line, whatever its name holds."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(path))
+    return printable(str(path))
 
 
 @dataclass(frozen=True)

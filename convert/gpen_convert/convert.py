@@ -11,8 +11,8 @@ from torch import Tensor
 from gpen_convert import parsenet, retinaface, rrdb
 from gpen_convert.from_onnx import convert_onnx, is_onnx
 from gpen_convert.generator import Claims, Wanted, convert_tree, output_path
-from gpen_convert.infer import Shapes
 from gpen_convert.select import select_network
+from gpen_convert.shapes import Shapes
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.config import Provenance, megabytes

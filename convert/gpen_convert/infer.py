@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from gpen_convert.keymap import find_rule, legacy_shapes
+from gpen_convert.shapes import Shapes, count, size
 from gpen_core.checkpoint import describe_difference
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 ANCHOR = "generator.input.input"
 
@@ -46,21 +44,21 @@ def infer_config(shapes: Shapes) -> GeneratorConfig:
 
     shapes: by legacy key, prefix removed. Raises CheckpointError if a tensor is missing, unknown or does not fit.
     """
-    depth_in = _count(shapes, r"ecd(\d+)\.0\.[01]\.weight")
-    depth_out = _count(shapes, r"generator\.to_rgbs\.(\d+)\.conv\.weight")
-    n_mlp = _count(shapes, r"generator\.style\.(\d+)\.weight", start=1)
+    depth_in = count(shapes, r"ecd(\d+)\.0\.[01]\.weight")
+    depth_out = count(shapes, r"generator\.to_rgbs\.(\d+)\.conv\.weight")
+    n_mlp = count(shapes, r"generator\.style\.(\d+)\.weight", start=1)
     if depth_in < 2 or depth_out < 1 or n_mlp < 1:
         raise CheckpointError(f"incomplete: {depth_in} encoder, {depth_out} to-RGB and {n_mlp} mapping layers")
-    decoder = [_dim(shapes, "generator.conv1.conv.weight", 1)]
-    decoder += [_dim(shapes, f"generator.convs.{2 * i}.conv.weight", 1) for i in range(depth_out)]
-    encoder = [_dim(shapes, f"ecd{i}.0.{1 if i else 0}.weight", 0) for i in range(depth_in)][::-1]
+    decoder = [size(shapes, "generator.conv1.conv.weight", 1)]
+    decoder += [size(shapes, f"generator.convs.{2 * i}.conv.weight", 1) for i in range(depth_out)]
+    encoder = [size(shapes, f"ecd{i}.0.{1 if i else 0}.weight", 0) for i in range(depth_in)][::-1]
     config = GeneratorConfig(
         input_size=4 << (depth_in - 1),
         output_size=4 << depth_out,
         channels=tuple(decoder + encoder[len(decoder) :]),
-        style_dim=_dim(shapes, "generator.style.1.weight", 0),
+        style_dim=size(shapes, "generator.style.1.weight", 0),
         n_mlp=n_mlp,
-        concat=_dim(shapes, "generator.conv1.activate.bias", 0) == 2 * decoder[0],
+        concat=size(shapes, "generator.conv1.activate.bias", 0) == 2 * decoder[0],
     )
     parameters = {key: shape for key, shape in shapes.items() if not _is_filter(key)}
     expected = legacy_shapes(config)
@@ -72,21 +70,3 @@ def infer_config(shapes: Shapes) -> GeneratorConfig:
 def _is_filter(key: str) -> bool:
     found = find_rule(key)
     return found is not None and found[0].target is None
-
-
-def _count(shapes: Shapes, pattern: str, start: int = 0) -> int:
-    """How many numbers from `start` on appear without a gap."""
-    numbers = {int(m.group(1)) for m in (re.fullmatch(pattern, key) for key in shapes) if m}
-    end = start
-    while end in numbers:
-        end += 1
-    return end - start
-
-
-def _dim(shapes: Shapes, key: str, axis: int) -> int:
-    shape = shapes.get(key)
-    if shape is None:
-        raise CheckpointError(f"incomplete: {key} is missing")
-    if len(shape) <= axis:
-        raise CheckpointError(f"{key} has the shape {list(shape)}")
-    return shape[axis]

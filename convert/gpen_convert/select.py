@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_convert.infer import Shapes, describe_foreign_keys, generator_prefixes
+from gpen_convert.infer import describe_foreign_keys, generator_prefixes
+from gpen_convert.shapes import Shapes
 from gpen_core.errors import CheckpointError, UsageError
 
 # The averaged weights are what GPEN publishes and what looks best.

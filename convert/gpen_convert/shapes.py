@@ -18,13 +18,13 @@ def shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in state.items()}
 
 
-def count(shapes: Shapes, pattern: str) -> int:
-    """How many numbers from 0 on appear without a gap in the group of `pattern`, which a whole key matches."""
+def count(shapes: Shapes, pattern: str, start: int = 0) -> int:
+    """How many numbers from `start` on appear without a gap in the group of `pattern`, which a whole key matches."""
     numbers = {int(m.group(1)) for m in (re.fullmatch(pattern, key) for key in shapes) if m}
-    end = 0
+    end = start
     while end in numbers:
         end += 1
-    return end
+    return end - start
 
 
 def size(shapes: Shapes, key: str, axis: int) -> int:
