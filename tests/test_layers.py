@@ -22,7 +22,7 @@ LAYERS = (
     ("image_io", "plan"),
     ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
-    ("kernels",),
+    ("kernels", "winograd"),
     ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
     ("backend",),
     ("find", "restorer", "tasks"),
