@@ -638,6 +638,9 @@ def options_of_all(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # PyTorch asks for large pages then: a call of the network on a CPU touches hundreds of thousands of small ones,
+    # new each time. It reads this once, before its first tensor, so only the owner of the process can set it.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 

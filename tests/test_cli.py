@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpen_core import __version__
-from gpen_core.cli import run_command
+from gpen_core.cli import main, run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, never_finite, smooth_picture, without_channel_0
@@ -558,3 +560,15 @@ def test_presets_limit_the_size_of_results(arguments: list[str], width: int, fol
     assert run_command(["enhance", "wide.png", "-o", "out.png", *arguments]) == 0
     assert load_png(Path("out.png")).shape[1] == width
     assert stub[0]["upscaler_tile"] == {"laptop": 128, "8gb": 256}.get(arguments[1] if arguments else "")
+
+
+@pytest.mark.parametrize("chosen", [None, "0"], ids=["unset", "the user's"])
+def test_pytorch_gets_large_pages_unless_told_otherwise(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    if chosen is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", chosen)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == (chosen or "1")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
