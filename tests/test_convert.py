@@ -123,7 +123,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs)
 def test_widths_and_depths_that_nobody_published(config: GeneratorConfig) -> None:
     assert infer_config(legacy_shapes(config)) == config
@@ -615,7 +615,7 @@ def test_truncated_downloads(zipped: bool, part: float, state: dict[str, Tensor]
     assert list(tmp_path.iterdir()) == [source]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from(["zip", "legacy", "tar", "safetensors"]))
 def test_damaged_files_never_surprise(data: st.DataObject, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("damaged")
