@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -450,14 +449,13 @@ def test_leftovers_stay_while_another_run_is_at_work(album: Path, calls: list[An
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(times: int, tmp_path: Path) -> None:
+def test_killed_in_the_middle(times: int, tmp_path: Path) -> None:
     torch.save(legacy_state(TINY), tmp_path / "old.pth")
     assert run_command(["convert", str(tmp_path / "old.pth"), "-o", str(tmp_path / "w.safetensors")]) == 0
     count = 24
     for i in range(count):
         name = f"in/{'sub/' * (i % 3)}{i:02}.png"
         fill(tmp_path, {name: cv2.imencode(".png", smooth_picture(128, 128, i))[1].tobytes()})
-    seed = time.time_ns() % 1000
     command = [
         sys.executable,
         "-m",
@@ -466,23 +464,24 @@ def test_killed_at_random_moments(times: int, tmp_path: Path) -> None:
         str(tmp_path),
         str(tmp_path / "w.safetensors"),
         str(times),
-        str(seed),
+        "0",
     ]
     path = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(results) == times
     for result in results:
-        message = f"seed {seed}: {result}"
+        message = str(result)
         assert result["wrong"] == [], message
         assert (result["code"], result["whole"], result["left in the end"]) == (0, True, 0), message
         assert result["done"] == count, message
         # Only what is written but not yet recorded when the process dies is done twice: one photo for each writer.
-        assert result["seen"] - 2 <= result["skipped"] <= result["seen"], message
-    assert sum(result["killed"] for result in results) > 0
-    assert sum(result["skipped"] for result in results) > 0
+        assert result["seen"] - result["writers"] <= result["skipped"] <= result["seen"], message
+        assert result["killed"] or not result["for certain"], message
+    # The later ones of those that die for certain had finished some photos.
+    assert sum(result["skipped"] for result in results if result["for certain"]) > 0
 
 
 @pytest.fixture
