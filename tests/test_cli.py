@@ -28,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a photo, and weights looked up nowhere else."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     save_png(Path("photo.png"), PICTURE)
     return tmp_path
 
