@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -200,24 +201,25 @@ def enhance(
     from gpen_core.find import parse_box
     from gpen_core.restorer import Options
 
-    options = Options(
-        strength=strength,
-        only=only,  # type: ignore[arg-type]
-        max_faces=max_faces,
-        min_face=min_face,
-        box=None if box is None else parse_box(box),
-        rotate=rotate,  # type: ignore[arg-type]
-        aligned=aligned,
-        tile=tile,
-        stride=stride,
-        long_side=long_side,
-        upscale=upscale,
-        mask=mask,  # type: ignore[arg-type]
-        match_color=match_colour,
-        sharpen=sharpen,
-        grain=grain,
-        keep_crops=save_faces is not None,
-    )
+    with _as_typed():
+        options = Options(
+            strength=strength,
+            only=only,  # type: ignore[arg-type]
+            max_faces=max_faces,
+            min_face=min_face,
+            box=None if box is None else parse_box(box),
+            rotate=rotate,  # type: ignore[arg-type]
+            aligned=aligned,
+            tile=tile,
+            stride=stride,
+            long_side=long_side,
+            upscale=upscale,
+            mask=mask,  # type: ignore[arg-type]
+            match_color=match_colour,
+            sharpen=sharpen,
+            grain=grain,
+            keep_crops=save_faces is not None,
+        )
     if parser is not None and mask != "parse":
         raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
     parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
@@ -266,7 +268,8 @@ def colorize(
     from gpen_core.restorer import Options
     from gpen_core.tasks import colorize as task
 
-    options = Options(strength=strength, aligned=aligned)
+    with _as_typed():
+        options = Options(strength=strength, aligned=aligned)
     networks = Networks(weights, detector, device=device)
     _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
 
@@ -668,6 +671,20 @@ def run_command(arguments: list[str]) -> int:
         if message:
             _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
+
+
+@contextmanager
+def _as_typed() -> Iterator[None]:
+    """A block in which complaints about `Options` say what was typed: --min-face for min_face."""
+    from gpen_core.restorer import Options
+
+    try:
+        yield
+    except UsageError as error:
+        names = "|".join(field.name for field in fields(Options))
+        # What stands in quotes is a value.
+        text = re.sub(rf"(?<![\w'-])({names})(?![\w'])", lambda name: f"--{name[1].replace('_', '-')}", str(error))
+        raise UsageError(text) from None
 
 
 @contextmanager

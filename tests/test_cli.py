@@ -434,8 +434,32 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
     torch.save(legacy_state(TINY), "tiny.pth")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert run_command(USAGE[case]) == 1
-    assert "gpen-core: " in one_line(capsys.readouterr().err)
+    line = one_line(capsys.readouterr().err)
+    assert "gpen-core: " in line
+    assert all(word in line for word in USAGE[case][-2:] if word.startswith("--")), "named as it was typed"
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--strength", "2"], "--strength 2.0 is outside 0..1"),
+        (["--mask", "ring"], "--mask 'ring' is none of 'box', 'ellipse' and 'parse'"),
+        (["--stride", "9"], "--stride without --tile"),
+        (["--tile", "64", "--stride", "65"], "--stride 65 is not from 1 to the tile's side"),
+        (
+            ["--aligned", "--box", "1,2,3,4"],
+            "nothing is detected with --aligned or --tile, "
+            "so --only, --box, --min-face, --max-faces and --rotate can't be used",
+        ),
+        (["--box", "max_faces"], "--box 'max_faces' is not x,y,width,height in pixels, as in 100,50,300,300"),
+    ],
+)
+def test_mistakes_are_told_as_they_were_typed(
+    arguments: list[str], line: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["enhance", "photo.png", *arguments]) == 1
+    assert capsys.readouterr().err == f"gpen-core: {line}\n"
 
 
 @pytest.mark.parametrize(
