@@ -22,7 +22,7 @@ from gpen_core.gallery import Gallery
 from gpen_core.ledger import Ledger
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
-from gpen_core.tasks import Task, restore
+from gpen_core.tasks import Task, keeps_alpha, restore
 
 if TYPE_CHECKING:
     from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
@@ -293,7 +293,10 @@ class _Work:
             held = content and self._files.skip_existing and ledger.holds(job.target, content, self._settings)
             if held and (self._gallery is None or self._gallery.is_there(job)):
                 return None
-        return _Loaded(image_io.read(job.source, max_pixels=self._files.max_pixels), content)
+        photo = image_io.read(job.source, max_pixels=self._files.max_pixels)
+        if keeps_alpha(self._task):
+            image_io.require_room(job.target, photo, format=_format(job, photo))
+        return _Loaded(photo, content)
 
     def _one(self, job: Job, reading: Future[_Loaded | None]) -> tuple[Future[Outcome], bool]:
         """What will become of one photo, and whether no other should be in memory beside it."""

@@ -244,6 +244,20 @@ def test_enhance_compare(folder: Path, stub: list[Any]) -> None:
         assert np.array_equal(both[:, 120:], load_png(Path("out/photo.png")))
 
 
+def test_transparency_that_a_jpeg_cannot_hold_is_refused_before_any_work(
+    folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    clear = np.dstack([PICTURE, np.full(PICTURE.shape[:2], 200, np.uint8)])
+    assert cv2.imwrite("clear.png", clear)
+    assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 2
+    assert "out.jpg: JPEG can't hold its transparency" in one_line(capsys.readouterr().err)
+    assert stub == []
+    assert not Path("out.jpg").exists()
+    clear[..., 3] = 255
+    assert cv2.imwrite("clear.png", clear)
+    assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 0
+
+
 def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     save_png(Path("photo_compare.png"), PICTURE[::-1])
     before = Path("photo_compare.png").read_bytes()
@@ -330,6 +344,15 @@ def test_inpaint(folder: Path) -> None:
     result = load_png(Path("out.png"))
     assert np.array_equal(result[mask == 0], picture[mask == 0])
     assert not np.array_equal(result, picture)
+
+
+def test_holes_that_are_filled_fit_into_a_jpeg(folder: Path) -> None:
+    task_weights("inpainting")
+    clear = np.dstack([np.minimum(smooth_picture(16, 16), 250), np.full((16, 16), 255, np.uint8)])
+    clear[4:8, :, 3] = 0
+    assert cv2.imwrite("face.png", clear)
+    assert run_command(["inpaint", "face.png", "-o", "out.jpg", "--weights", "inpainting.safetensors"]) == 0
+    assert load_png(Path("out.jpg")).shape == (16, 16, 3)
 
 
 def test_seg2face(folder: Path) -> None:
