@@ -343,10 +343,13 @@ class Networks:
     backend: str = "auto"
     cache: Path | None = None
 
-    def chosen_preset(self) -> Preset | None:
+    def chosen_preset(self, *, work: bool) -> Preset | None:
+        """work: there is something to do, so that auto may ask the device."""
         from gpen_core.presets import find_preset
 
-        return None if self.preset is None else find_preset(_preset(self.preset, self.device))
+        if self.preset is None or (self.preset == "auto" and not work):
+            return None
+        return find_preset(_preset(self.preset, self.device))
 
     def filled_by(self, chosen: Preset | None) -> Networks:
         """With the preset's values where nothing else was said."""
@@ -375,16 +378,12 @@ def _process(
 ) -> NoReturn:
     """Do one task to every photo, tell of each, and leave with the exit code. kind: what the weights must be for."""
     from gpen_core.batch import run
-    from gpen_core.files import is_folder
+    from gpen_core.files import exists, is_folder
     from gpen_core.gallery import open_gallery
     from gpen_core.plan import plan
     from gpen_core.restorer import Restorer
     from gpen_core.tasks import require_task, restore
 
-    chosen = networks.chosen_preset()
-    use = networks.filled_by(chosen)
-    if chosen is not None and options.long_side is None and options.tile is None:
-        options = replace(options, long_side=chosen.long_side)
     if "" in (*inputs, output):
         raise UsageError("an empty file name")
     photos = [Path(text) for text in inputs]
@@ -397,6 +396,12 @@ def _process(
         beside=[] if save_faces is None else [save_faces],
         notice=_complain,
     )
+    # Of photos that are not there, this is to be said without waiting for PyTorch.
+    work = any(exists(job.source) for job in jobs)
+    chosen = networks.chosen_preset(work=work)
+    use = networks.filled_by(chosen)
+    if chosen is not None and options.long_side is None and options.tile is None:
+        options = replace(options, long_side=chosen.long_side)
     gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
@@ -430,7 +435,7 @@ def _process(
     if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
-        _cached(use.cache),
+        _cached(use.cache if work else None),
         _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
         bar(len(jobs)) as advance,
     ):
