@@ -442,7 +442,7 @@ def _process(
 
         def tell(outcome: Outcome) -> None:
             write(outcome.record())
-            for line in outcome.notes:
+            for line in (*outcome.notes, *(f"not written: {text}" for text in outcome.missing)):
                 _complain(f"{outcome.job.source}: {line}")
             if outcome.error:
                 _complain(f"gpen-core: {outcome.error}")
@@ -455,8 +455,9 @@ def _process(
         summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery, task=task or restore)
     if not jobs:
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
-    if summary.stopped:
-        _complain(f"gpen-core: {summary.stopped}")
+    if summary.stopped and summary.left:
+        # The reason was told with the photo.
+        _complain("gpen-core: stopped: the photos that are left would meet the same")
     if len(jobs) > 1 or any(not job.named for job in jobs):
         _complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)

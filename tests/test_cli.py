@@ -284,6 +284,33 @@ def test_enhance_save_faces(folder: Path, stub: list[Any]) -> None:
     assert np.array_equal(both, np.hstack([crop, restored]))
 
 
+@pytest.mark.parametrize("skip", [[], ["--skip-existing"]])
+def test_faces_that_cannot_be_written_leave_the_output(
+    skip: list[str], folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In the way, whoever runs the tests.
+    blocked = Path("faces/photo.png_face1_restored.png")
+    blocked.mkdir(parents=True)
+    options = ["-o", "out/", "--save-faces", "faces", "--report", "report.jsonl", *skip]
+    for _ in range(2):
+        assert run_command(["enhance", "photo.png", *options]) == 3
+        captured = capsys.readouterr()
+        assert one_line(captured.err).startswith(f"photo.png: not written: {blocked}: ")
+        assert "photo.png -> out/photo.png: 1 face" in one_line(captured.out)
+        record = json.loads(Path("report.jsonl").read_text())
+        assert (record["status"], record["output"]) == ("partly", str(Path("out/photo.png")))
+        assert [text.split(": ")[0] for text in record["not_written"]] == [str(blocked)]
+        assert load_png(Path("out/photo.png"))[50, 60, 0] == 0
+    # The others are there, and what is not is done again.
+    assert {path.name for path in Path("faces").iterdir() if path.is_file()} == {
+        "photo.png_face1_crop.png",
+        "photo.png_face1_both.png",
+    }
+    blocked.rmdir()
+    assert run_command(["enhance", "photo.png", *options]) == 0
+    assert blocked.is_file()
+
+
 def test_save_faces_into_a_file(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["enhance", "photo.png", "--save-faces", "photo.png"]) == 2
     assert "photo.png" in one_line(capsys.readouterr().err)

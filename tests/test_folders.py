@@ -504,15 +504,28 @@ def test_disk_full(album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.Ca
     fill(album, {f"noise/{i:02}.png": cv2.imencode(".png", noise)[1].tobytes() for i in range(60)})
     assert enhance("noise", "-o", str(tmpfs / "out")) == 3
     err = capsys.readouterr().err
-    assert "no space left on device" in err
-    assert "stopped:" in err
-    assert "Traceback" not in err
+    *failures, stopped, summary = err.splitlines()
+    assert all(line.endswith(": no space left on device") for line in failures)
+    assert len(failures) == len(set(failures)) <= WORKERS
+    assert stopped == "gpen-core: stopped: the photos that are left would meet the same"
+    assert f"{len(failures)} failed" in summary
     found = tree(tmpfs)
     # Ten fit. Those being written when the disk is full, one for each writer, take the room of others.
     assert 10 - WORKERS <= len(found) <= 10
+    assert f"{len(found)} restored" in summary
     for name in found:
         assert image_io.read(tmpfs / name).pixels.shape == (180, 180, 3)
     assert len(calls) < 40
+
+
+def test_one_photo_for_a_full_disk(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmpfs / "filler").write_bytes(bytes((1 << 20) - 8192))
+    noise = np.random.RandomState(0).randint(0, 256, (180, 180, 3), np.uint8)
+    fill(album, {"noise.png": cv2.imencode(".png", noise)[1].tobytes()})
+    assert enhance("noise.png", "-o", str(tmpfs / "noise.png")) == 2
+    assert capsys.readouterr().err == f"gpen-core: {tmpfs / 'noise.png'}: no space left on device\n"
 
 
 def test_unwritable_output_folder(
