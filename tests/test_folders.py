@@ -563,11 +563,11 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
 
     code = (
         "import sys\n"
-        "from gpen_core.cli import _say\n"
+        "from gpen_core.cli import _say_json\n"
         "from gpen_core.progress import bar\n"
         "with bar(int(sys.argv[1])) as advance:\n"
         "    for i in range(3):\n"
-        "        _say(f'line {i}')\n"
+        "        _say_json({'line': i, 'text': '[b]ä[/b] :smile: ' * 20})\n"
         "        advance()\n"
     )
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
@@ -592,13 +592,16 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
         assert process.returncode == 0
         return out, written.decode()
 
-    lines = "line 0\nline 1\nline 2\n"
+    # Longer than the terminal is wide, and with what could be taken for markup.
+    objects = [json.dumps({"line": i, "text": "[b]ä[/b] :smile: " * 20}) for i in range(3)]
+    lines = "".join(f"{line}\n" for line in objects)
     out, bar = seen("3", terminal=True)
     assert out == lines
     assert "3/3" in bar
     assert "photos/s" in bar
     _, both = seen("3", terminal=True, both=True)
     # Each line takes the place of the bar, which is drawn again below it.
-    assert [f"\x1b[2Kline {i}\r\n" in both for i in range(3)] == [True] * 3, both
+    assert [f"\x1b[2K{line}\r\n" in both for line in objects] == [True] * 3, both
+    assert "3/3" in both
     assert seen("1", terminal=True) == (lines, "")
     assert seen("3", terminal=False) == (lines, "")
