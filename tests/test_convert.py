@@ -270,6 +270,18 @@ def test_training_files_give_the_averaged_weights(state: dict[str, Tensor], tmp_
     assert_faithful(report.output, state)
 
 
+def test_an_average_that_is_empty_is_not_called_superfluous(state: dict[str, Tensor], tmp_path: Path) -> None:
+    tree = {"g": state, "g_ema": {}, "d": {"x": torch.zeros(1)}, "args": {}}
+    report = convert_generator(save(tree, tmp_path / "train.pt"))
+    lines = report.lines()
+    assert "kept g; g_ema holds no weights" in lines
+    assert "dropped d, args: not needed to restore" in lines
+    assert_faithful(report.output, state)
+    flat = convert_generator(save({"params_ema": {}, "params": state}, tmp_path / "two.pth"))
+    assert "kept params; params_ema holds no weights" in flat.lines()
+    assert not any(line.endswith("not needed to restore") for line in flat.lines())
+
+
 def test_key_takes_the_other_weights_bit_for_bit(state: dict[str, Tensor], tmp_path: Path) -> None:
     source, other = training_file(state, tmp_path / "train.pt")
     picked = convert_generator(source, tmp_path / "g.safetensors", key="g").output
