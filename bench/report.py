@@ -50,8 +50,13 @@ def step(row: Row) -> tuple[int, int]:
     return list(NETWORKS).index(case["network"]), ["fp32", "tf32", "bf16", "fp16"].index(case["precision"])
 
 
+def steps(results: Path = RESULTS) -> list[Row]:
+    """The rows of the waterfall in its order."""
+    return sorted((row for row in load("h200", results) if row["case"]["size"] == 512), key=step)
+
+
 def waterfall(results: Path = RESULTS) -> str:
-    rows = sorted((row for row in load("h200", results) if row["case"]["size"] == 512), key=step)
+    rows = steps(results)
     start = next(row for row in rows if row["case"]["network"] == "original")
     lines = [
         [

@@ -22,7 +22,7 @@ from gpen_core.gallery import Gallery
 from gpen_core.ledger import Ledger
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
-from gpen_core.tasks import Task, restore
+from gpen_core.tasks import Task, keeps_alpha, restore
 
 if TYPE_CHECKING:
     from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
@@ -63,7 +63,9 @@ class Files:
 class Outcome:
     """What became of one photo.
 
-    "partly": written, but some of its faces could not be restored. "no face": written as it was. `error` is one line.
+    "partly": written, but some of its faces could not be restored, or not all that goes with it could be written.
+    "no face": written as it was. missing: files beside the output that could not be written, each with the reason.
+    `error` is one line.
     """
 
     job: Job
@@ -72,6 +74,7 @@ class Outcome:
     runtime: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     error: str = ""
     exit_code: ExitCode = ExitCode.BAD_INPUT
 
@@ -104,6 +107,7 @@ class Outcome:
                 for face in self.faces
             ],
             **({"notes": self.notes} if self.notes else {}),
+            **({"not_written": self.missing} if self.missing else {}),
             **({"runtime": self.runtime} if self.runtime else {}),
             "seconds": {name: round(seconds, 4) for name, seconds in self.seconds.items()},
         }
@@ -131,14 +135,18 @@ class Summary:
         whole = good == self.total and not self.counts.get("partly")
         return ExitCode.OK if whole else ExitCode.SOME_FAILED
 
+    @property
+    def left(self) -> int:
+        """Photos that were not tried."""
+        return self.total - sum(self.counts.values())
+
     def line(self) -> str:
         """For people."""
         get = self.counts.get
         parts = [f"{get('restored', 0)} restored"]
-        parts += [f"{get('partly', 0)} with faces that failed"] if get("partly") else []
+        parts += [f"{get('partly', 0)} partly"] if get("partly") else []
         parts += [f"{get('no face', 0)} no face", f"{get('failed', 0)} failed", f"{get('skipped', 0)} skipped"]
-        left = self.total - sum(self.counts.values())
-        parts += [f"{left} not tried"] if left else []
+        parts += [f"{self.left} not tried"] if self.left else []
         worked = sum(self.counts.values()) - get("skipped", 0)
         rate = f" ({worked / self.seconds:.2f} photos/s)" if worked and self.seconds else ""
         return f"{', '.join(parts)} in {self.seconds:.1f} s{rate}"
@@ -293,7 +301,10 @@ class _Work:
             held = content and self._files.skip_existing and ledger.holds(job.target, content, self._settings)
             if held and (self._gallery is None or self._gallery.is_there(job)):
                 return None
-        return _Loaded(image_io.read(job.source, max_pixels=self._files.max_pixels), content)
+        photo = image_io.read(job.source, max_pixels=self._files.max_pixels)
+        if keeps_alpha(self._task):
+            image_io.require_room(job.target, photo, format=_format(job, photo))
+        return _Loaded(photo, content)
 
     def _one(self, job: Job, reading: Future[_Loaded | None]) -> tuple[Future[Outcome], bool]:
         """What will become of one photo, and whether no other should be in memory beside it."""
@@ -328,17 +339,33 @@ class _Work:
                 copy(job.source, job.target)
             else:
                 lost = (*before.notes, *image_io.write(job.target, photo, format=format, quality=self._files.quality))
-            if self._gallery is not None:
-                self._gallery.write(job, before, restored, format)
-            if ledger is not None and not restored.failed:
-                ledger.add(job.target, loaded.content, self._settings)
         except Exception as error:
-            if _number(error) in HOPELESS:
-                self.hopeless = f"stopped: {_explain(error, job)}"
+            self._give_up_if_hopeless(error, job)
             return _failure(job, error)
+        missing = self._complete(job, loaded, restored, format)
         failed = (f"a face was left as it was: {face.reason}" for face in restored.faces if face.status == "failed")
         notes = (*restored.notes, *lost, *failed)
-        return Outcome(job, _status(restored), restored.faces, runtime, restored.seconds, notes)
+        status: Status = "partly" if missing else _status(restored)
+        return Outcome(job, status, restored.faces, runtime, restored.seconds, notes, missing)
+
+    def _complete(self, job: Job, loaded: _Loaded, restored: Restored, format: str | None) -> tuple[str, ...]:
+        """Write what goes with an output that is there, and record it if it is whole; what could not be written."""
+        failures: list[Exception] = []
+        ledger = self._ledgers.get(job.folder)
+        try:
+            if self._gallery is not None:
+                failures += self._gallery.write(job, loaded.photo, restored, format)
+            if ledger is not None and not restored.failed and not failures:
+                ledger.add(job.target, loaded.content, self._settings)
+        except Exception as error:
+            failures.append(error)
+        for failure in failures:
+            self._give_up_if_hopeless(failure, job)
+        return tuple(str(error) if isinstance(error, ImageError) else _explain(error, job) for error in failures)
+
+    def _give_up_if_hopeless(self, error: Exception, job: Job) -> None:
+        if _number(error) in HOPELESS:
+            self.hopeless = f"stopped: {_explain(error, job)}"
 
     def _require_restorer(self) -> Restorer:
         if self._restorer is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -200,24 +201,25 @@ def enhance(
     from gpen_core.find import parse_box
     from gpen_core.restorer import Options
 
-    options = Options(
-        strength=strength,
-        only=only,  # type: ignore[arg-type]
-        max_faces=max_faces,
-        min_face=min_face,
-        box=None if box is None else parse_box(box),
-        rotate=rotate,  # type: ignore[arg-type]
-        aligned=aligned,
-        tile=tile,
-        stride=stride,
-        long_side=long_side,
-        upscale=upscale,
-        mask=mask,  # type: ignore[arg-type]
-        match_color=match_colour,
-        sharpen=sharpen,
-        grain=grain,
-        keep_crops=save_faces is not None,
-    )
+    with _as_typed():
+        options = Options(
+            strength=strength,
+            only=only,  # type: ignore[arg-type]
+            max_faces=max_faces,
+            min_face=min_face,
+            box=None if box is None else parse_box(box),
+            rotate=rotate,  # type: ignore[arg-type]
+            aligned=aligned,
+            tile=tile,
+            stride=stride,
+            long_side=long_side,
+            upscale=upscale,
+            mask=mask,  # type: ignore[arg-type]
+            match_color=match_colour,
+            sharpen=sharpen,
+            grain=grain,
+            keep_crops=save_faces is not None,
+        )
     if parser is not None and mask != "parse":
         raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
     parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
@@ -266,7 +268,8 @@ def colorize(
     from gpen_core.restorer import Options
     from gpen_core.tasks import colorize as task
 
-    options = Options(strength=strength, aligned=aligned)
+    with _as_typed():
+        options = Options(strength=strength, aligned=aligned)
     networks = Networks(weights, detector, device=device)
     _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
 
@@ -340,10 +343,13 @@ class Networks:
     backend: str = "auto"
     cache: Path | None = None
 
-    def chosen_preset(self) -> Preset | None:
+    def chosen_preset(self, *, work: bool) -> Preset | None:
+        """work: there is something to do, so that auto may ask the device."""
         from gpen_core.presets import find_preset
 
-        return None if self.preset is None else find_preset(_preset(self.preset, self.device))
+        if self.preset is None or (self.preset == "auto" and not work):
+            return None
+        return find_preset(_preset(self.preset, self.device))
 
     def filled_by(self, chosen: Preset | None) -> Networks:
         """With the preset's values where nothing else was said."""
@@ -372,16 +378,12 @@ def _process(
 ) -> NoReturn:
     """Do one task to every photo, tell of each, and leave with the exit code. kind: what the weights must be for."""
     from gpen_core.batch import run
-    from gpen_core.files import is_folder
+    from gpen_core.files import exists, is_folder
     from gpen_core.gallery import open_gallery
     from gpen_core.plan import plan
     from gpen_core.restorer import Restorer
     from gpen_core.tasks import require_task, restore
 
-    chosen = networks.chosen_preset()
-    use = networks.filled_by(chosen)
-    if chosen is not None and options.long_side is None and options.tile is None:
-        options = replace(options, long_side=chosen.long_side)
     if "" in (*inputs, output):
         raise UsageError("an empty file name")
     photos = [Path(text) for text in inputs]
@@ -394,6 +396,12 @@ def _process(
         beside=[] if save_faces is None else [save_faces],
         notice=_complain,
     )
+    # Of photos that are not there, this is to be said without waiting for PyTorch.
+    work = any(exists(job.source) for job in jobs)
+    chosen = networks.chosen_preset(work=work)
+    use = networks.filled_by(chosen)
+    if chosen is not None and options.long_side is None and options.tile is None:
+        options = replace(options, long_side=chosen.long_side)
     gallery = open_gallery(jobs, save_faces, compare)
 
     def load() -> Restorer:
@@ -427,14 +435,14 @@ def _process(
     if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
-        _cached(use.cache),
+        _cached(use.cache if work else None),
         _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
         bar(len(jobs)) as advance,
     ):
 
         def tell(outcome: Outcome) -> None:
             write(outcome.record())
-            for line in outcome.notes:
+            for line in (*outcome.notes, *(f"not written: {text}" for text in outcome.missing)):
                 _complain(f"{outcome.job.source}: {line}")
             if outcome.error:
                 _complain(f"gpen-core: {outcome.error}")
@@ -447,8 +455,9 @@ def _process(
         summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery, task=task or restore)
     if not jobs:
         _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
-    if summary.stopped:
-        _complain(f"gpen-core: {summary.stopped}")
+    if summary.stopped and summary.left:
+        # The reason was told with the photo.
+        _complain("gpen-core: stopped: the photos that are left would meet the same")
     if len(jobs) > 1 or any(not job.named for job in jobs):
         _complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)
@@ -671,6 +680,20 @@ def run_command(arguments: list[str]) -> int:
         if message:
             _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
+
+
+@contextmanager
+def _as_typed() -> Iterator[None]:
+    """A block in which complaints about `Options` say what was typed: --min-face for min_face."""
+    from gpen_core.restorer import Options
+
+    try:
+        yield
+    except UsageError as error:
+        names = "|".join(field.name for field in fields(Options))
+        # What stands in quotes is a value.
+        text = re.sub(rf"(?<![\w'-])({names})(?![\w'])", lambda name: f"--{name[1].replace('_', '-')}", str(error))
+        raise UsageError(text) from None
 
 
 @contextmanager

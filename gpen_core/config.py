@@ -43,6 +43,7 @@ TASKS = ("restoration", "colorization", "inpainting", "seg2face")
 VALUE_RANGES = {task: (0.0, 1.0) if task == "seg2face" else (-1.0, 1.0) for task in TASKS}
 SMALLEST, LARGEST = 4, 8192
 METADATA_KEY = "gpen_core"
+EMPTY = " (empty)"
 FORMAT_VERSION = 1
 
 
@@ -234,8 +235,8 @@ class Provenance:
     """Where converted weights come from.
 
     source_name, source_sha256: of the original file. kept: the state dict that was taken ("" for a flat file).
-    others: further generators in it. dropped: everything else in it. filters: how many fixed filter buffers were
-    checked and dropped. tool_version: of gpen-core.
+    others: further generators in it. dropped: everything else in it; a name that ends in `EMPTY` promised weights and
+    held none. filters: how many fixed filter buffers were checked and dropped. tool_version: of gpen-core.
     """
 
     source_name: str
@@ -304,6 +305,8 @@ def describe(metadata: WeightsMetadata) -> list[str]:
     multiplier = config.channel_multiplier
     widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
     others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
+    others += "".join(f"; {name.removesuffix(EMPTY)} holds no weights" for name in origin.dropped if _is_empty(name))
+    dropped = [name for name in origin.dropped if not _is_empty(name)]
     lines = [
         f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
         f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
@@ -315,11 +318,15 @@ def describe(metadata: WeightsMetadata) -> list[str]:
         f"source {origin.source_name}, sha256 {origin.source_sha256}, licence: {origin.licence}",
         f"kept {origin.kept or 'the whole file'}{others}",
     ]
-    if origin.dropped:
-        lines.append(f"dropped {', '.join(origin.dropped)}: not needed to restore")
+    if dropped:
+        lines.append(f"dropped {', '.join(dropped)}: not needed to restore")
     if origin.filters:
         lines.append(f"dropped {origin.filters} filter buffers, all of them [1, 3, 3, 1] as expected")
     return lines
+
+
+def _is_empty(name: str) -> bool:
+    return name.endswith(EMPTY)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -13,15 +13,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpen_core import __version__
 from gpen_core.errors import GpenError
 from gpen_core.presets import GIB, PRESETS, choose_preset
 
+if TYPE_CHECKING:
+    from gpen_core.config import PictureFormat
+
 State = Literal["ok", "optional", "missing"]
 LIBGL = (
     "apt-get install libgl1 libglib2.0-0, or: pip uninstall opencv-python; pip install 'opencv-python-headless<4.12'"
+)
+ONNX_ONLY = (
+    "not installed: an ONNX-only installation, which restores photos with exported weights (.onnx); "
+    "converting, exporting, --compile and --upscaler need it"
 )
 CPU_TORCH = "this PyTorch is built for CPUs; choose one with CUDA on https://pytorch.org/get-started/locally"
 
@@ -44,8 +51,15 @@ class Finding:
 def examine(weights: str, detector: str) -> list[Finding]:
     """Everything that `enhance` needs with these weights and this detector (paths or names), in order."""
     found = [Finding("gpen-core", "ok", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")]
-    found += [_package("torch", "torch", "pip install torch"), _package("cv2", "opencv-python", _cv2_cure)]
-    found += [_package(name, name, f"pip install {name}") for name in ("numpy", "onnxruntime", "safetensors", "einops")]
+    onnx_only = not _is_installed("torch")
+    found.append(
+        Finding("torch", "optional", ONNX_ONLY, "pip install torch, if you want those")
+        if onnx_only
+        else _package("torch", "torch", "pip install torch")
+    )
+    found.append(_package("cv2", "opencv-python", _cv2_cure))
+    names = ("numpy", "onnxruntime", *(() if onnx_only else ("safetensors", "einops")))
+    found += [_package(name, name, f"pip install {name}") for name in names]
     modules = {finding.name for finding in found if finding.state == "ok"}
     found += [_processor(), _memory()]
     gpu_memory = None
@@ -56,9 +70,9 @@ def examine(weights: str, detector: str) -> list[Finding]:
     found.append(Finding("preset", "ok", f"{name}: {PRESETS[name].summary} (--preset {name}, or auto)"))
     if "onnxruntime" in modules:
         found.append(_providers(gpu_memory is not None))
-    found += [_detector(detector), _weights(weights)]
+    found += [_detector(detector), _exported_weights(weights) if onnx_only else _weights(weights)]
     if not any(finding.state == "missing" for finding in found):
-        found += [_trial(weights), _compiler()]
+        found += [_trial(weights), *([] if onnx_only else [_compiler()])]
     return [*found, *_formats()]
 
 
@@ -70,6 +84,14 @@ def works(found: list[Finding]) -> bool:
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, GpenError) and text else f"{type(error).__name__}: {text}"
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a package is there, working or not."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return True
 
 
 def _package(module: str, package: str, cure: str | Callable[[BaseException], str]) -> Finding:
@@ -186,10 +208,33 @@ def _weights(name: str) -> Finding:
     return _tried("weights", str(path), lambda: _load_metadata(path))
 
 
+def _exported_weights(name: str) -> Finding:
+    """The weights of an installation that runs ONNX files alone."""
+    try:
+        from gpen_core.backend import find_weights
+    except ImportError as error:
+        return Finding("weights", "optional", f"not looked for ({_one_line(error)})")
+    try:
+        path = find_weights(name)
+    except GpenError as error:
+        return Finding("weights", "missing", _one_line(error), "--weights MODEL.onnx, or pip install torch")
+    return _tried("weights", str(path), lambda: _load_metadata(path))
+
+
 def _load_metadata(path: Path) -> str:
+    if path.suffix.lower() == ".onnx":
+        from gpen_core.runtime_onnx import OnnxRuntime
+
+        return _sizes(OnnxRuntime(path, device="cpu").config)
+    from gpen_core.backend import require_torch
+
+    require_torch()
     from gpen_core.checkpoint import read_metadata
 
-    config = read_metadata(path).config
+    return _sizes(read_metadata(path).config)
+
+
+def _sizes(config: PictureFormat) -> str:
     return f"{config.input_size} -> {config.output_size} px"
 
 
@@ -207,14 +252,11 @@ def _trial(weights: str) -> Finding:
     """One face through the network, on the device that `enhance` would take."""
     import numpy as np
 
-    from gpen_core.checkpoint import load_generator
-    from gpen_core.runtime import Runtime
-    from gpen_weights import resolve
+    from gpen_core.backend import load_runtime
 
     try:
-        generator = load_generator(resolve(weights))
-        runtime = Runtime(generator, generator.config)
-        grey = np.full((generator.config.input_size, generator.config.input_size, 3), 128, np.uint8)
+        runtime = load_runtime(weights)
+        grey = np.full((runtime.config.input_size, runtime.config.input_size, 3), 128, np.uint8)
         started = time.perf_counter()
         (picture,) = runtime([grey])
         seconds = time.perf_counter() - started

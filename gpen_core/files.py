@@ -90,7 +90,8 @@ def same_file(one: Path, other: Path) -> bool:
         return False
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether there is something; False also for what this user may not look at, and for impossible names."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -100,7 +101,7 @@ def _exists(path: Path) -> bool:
 def require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
     existing = folder
-    while not _exists(existing) and existing != existing.parent:
+    while not exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not is_folder(existing):
         raise ImageError(f"{folder}: {existing} is no folder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from gpen_core import image_io
-from gpen_core.errors import UsageError
+from gpen_core.errors import ImageError, UsageError
 from gpen_core.files import require_writable
 from gpen_core.photo import Photo
 from gpen_core.plan import COMPARE, FACE_NAME, Job
@@ -40,25 +40,36 @@ class Gallery:
         """What unfinished files of a photo may be named after, beginnings of names included."""
         return [comparison_path(job), *(begin for begin in [self.faces.get(job.source)] if begin is not None)]
 
-    def write(self, job: Job, photo: Photo, restored: Restored, format: str | None) -> None:
-        """Write what is wanted for one photo, each file whole or not at all. Raises ImageError, OSError.
+    def write(self, job: Job, photo: Photo, restored: Restored, format: str | None) -> list[ImageError | OSError]:
+        """Write what is wanted for one photo, each file whole or not at all; what kept any from being written.
 
         photo: before it was restored. format: of the output, None for that of its suffix.
         """
+        failures: list[ImageError | OSError] = []
+        for path, picture, named in self._pictures(job, photo, restored, format):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                image_io.write(path, picture, format=named)
+            except (ImageError, OSError) as error:
+                failures.append(error)
+        return failures
+
+    def _pictures(
+        self, job: Job, photo: Photo, restored: Restored, format: str | None
+    ) -> Iterator[tuple[Path, Photo, str | None]]:
         if self.compare:
             pixels = side_by_side(photo.pixels, restored.image)
-            image_io.write(comparison_path(job), replace(photo, pixels=pixels, alpha=None), format=format)
+            yield comparison_path(job), replace(photo, pixels=pixels, alpha=None), format
         begin = self.faces.get(job.source)
         if begin is None:
             return
         for number, face in enumerate(restored.faces, 1):
             if face.crop is None or face.picture is None:
                 continue
-            begin.parent.mkdir(parents=True, exist_ok=True)
             both = side_by_side(face.crop, face.picture)
             for kind, pixels in (("crop", face.crop), ("restored", face.picture), ("both", both)):
                 path = begin.with_name(f"{begin.name}_face{number}_{kind}.png")
-                image_io.write(path, Photo(pixels, grey=photo.grey, alpha=None, format="png"))
+                yield path, Photo(pixels, grey=photo.grey, alpha=None, format="png"), None
 
 
 def open_gallery(jobs: Sequence[Job], faces: Path | None, compare: bool) -> Gallery:

@@ -27,14 +27,14 @@ from gpen_core.image_extras import (
     write_avif,
     write_heic,
 )
-from gpen_core.image_jpeg import jpeg_is_cmyk, read_jpeg, write_jpeg
+from gpen_core.image_jpeg import NO_TRANSPARENCY, is_transparent, jpeg_is_cmyk, read_jpeg, write_jpeg
 from gpen_core.image_meta import shown
 from gpen_core.image_png import PNG_SIGNATURE, read_png, write_png
 from gpen_core.image_tiff import read_tiff, tiff_is_cmyk, write_tiff
 from gpen_core.image_webp import read_webp, write_webp
 from gpen_core.photo import JpegStyle, Photo, Subsampling, straight_alpha
 
-__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "is_picture", "read", "shown", "write"]
+__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "is_picture", "read", "require_room", "shown", "write"]
 
 _FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
@@ -120,6 +120,16 @@ def write(
         raise ImageError(f"{shown(path)}: {error}") from None
     except OSError as error:
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
+
+
+def require_room(path: Path, photo: Photo, *, format: str | None = None) -> None:
+    """Raises ImageError, one line with the path, where `write` would refuse the photo for its transparency.
+
+    So it can be refused before work is put into it. path, format: as `write` has them.
+    """
+    name = _FORMATS.get(path.suffix.lower()) if format is None else format
+    if name == "jpeg" and is_transparent(photo):
+        raise ImageError(f"{shown(path)}: {NO_TRANSPARENCY}")
 
 
 def _reason(error: OSError) -> str:

@@ -35,6 +35,7 @@ from gpen_core.photo import (
 )
 
 DEFAULT_JPEG = JpegStyle(95, "4:4:4", False)
+NO_TRANSPARENCY = "JPEG can't hold its transparency: choose .png, .webp or .tiff"
 
 # Tables K.1 and K.2 of ITU T.81, in zigzag order.
 _LUMA_TABLE = (
@@ -303,10 +304,17 @@ def _refuse_short_scan(decoded: NDArray[Any], stripped: bytes) -> None:
         raise ImageError("truncated or damaged: the JPEG data ends before the picture does")
 
 
+def is_transparent(photo: Photo) -> bool:
+    """Whether any pixel is less than opaque; an extra channel of unspecified meaning does not count."""
+    if photo.alpha is None or photo.alpha_role == "unspecified":
+        return False
+    return int(photo.alpha.min()) < np.iinfo(photo.alpha.dtype).max
+
+
 def write_jpeg(file: BinaryIO, photo: Photo, quality: int | None, subsampling: Subsampling | None) -> tuple[str, ...]:
+    if is_transparent(photo):
+        raise ImageError(NO_TRANSPARENCY)
     photo, extra_notes = without_extra_channel(photo, "JPEG")
-    if photo.alpha is not None and int(photo.alpha.min()) < np.iinfo(photo.alpha.dtype).max:
-        raise ImageError("JPEG can't hold its transparency: choose .png, .webp or .tiff")
     photo, depth_notes = to_8_bits(photo, "JPEG")
     if max(photo.width, photo.height) > _MAX_SIDE:
         raise ImageError(f"{photo.width}x{photo.height} is too large for JPEG ({_MAX_SIDE} a side)")

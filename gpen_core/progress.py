@@ -33,8 +33,9 @@ def bar(total: int) -> Iterator[Callable[[], None]]:
         TimeRemainingColumn(),
     )
     started = time.monotonic()
-    # What goes to a pipe or a file must stay there; on the same terminal it has to pass above the bar.
-    progress = Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty(), transient=True)
+    # What goes to a pipe or a file must stay there; on the same terminal it has to pass above the bar, in whole lines.
+    console = Console(stderr=True, soft_wrap=True)
+    progress = Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty(), transient=True)
     with progress:
         task = progress.add_task("", total=total, rate="")
         done = 0

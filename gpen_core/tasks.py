@@ -91,6 +91,11 @@ def seg2face(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo,
     return plain.with_pixels(restored.image), restored
 
 
+def keeps_alpha(task: Task) -> bool:
+    """Whether a photo comes out of a task with the transparency that it went in with."""
+    return task in (restore, colorize)
+
+
 def find_holes(photo: Photo) -> NDArray[np.bool_]:
     """Transparent pixels [H, W], or where there are none, pure white ones."""
     if photo.alpha is not None and (photo.alpha == 0).any():

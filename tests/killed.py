@@ -1,4 +1,7 @@
-"""Kill a run at random moments. Started as a process of its own that imports once and forks.
+"""Kill a run in the middle. Started as a process of its own that imports once and forks.
+
+Half of the times at a random moment, half at a certain step with a file of the output folder, whatever the machine's
+speed.
 
 Arguments: photos, a folder for outputs, weights, how many times, a seed. Prints one JSON object for each time.
 """
@@ -12,17 +15,33 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import gpen_core.batch
 import gpen_core.restorer  # noqa: F401  (what the command imports, so that the children start at once)
+from gpen_core.batch import WORKERS
 from gpen_core.cli import run_command
 
 
-def start(arguments: list[str]) -> int:
+class Death:
+    """An audit hook by which the process kills itself when it opens or renames a file in a folder the n-th time."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder, self.left = str(folder), step
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("open", "os.rename") and str(arguments[0]).startswith(self.folder):
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start(arguments: list[str], death: Death | None = None) -> int:
     """The process id of a child that runs one command in silence."""
     child = os.fork()
     if child:
         return child
+    if death is not None:
+        sys.addaudithook(death)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -37,15 +56,8 @@ def finish(arguments: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(start(arguments), 0)[1])
 
 
-def wait_for(count: int, folder: Path, child: int) -> None:
-    """Until so many photos are in the folder, or the child has ended."""
-    while len(contents(folder)) < count and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        time.sleep(0.002)
-
-
-def kill(child: int) -> bool:
-    """Whether the child was still running."""
-    os.kill(child, signal.SIGKILL)
+def killed(child: int) -> bool:
+    """Whether the child was still running when it was killed."""
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
@@ -74,21 +86,24 @@ def main(photos: str, scratch: Path, weights: str, times: int, seed: int) -> Non
     moments = random.Random(seed)
     for i in range(times):
         out = scratch / str(i)
-        child = start(command(out))
         if i % 2:
-            # A load on the machine moves the start of the work, so half of the moments follow its progress.
-            wait_for(moments.randrange(1, len(expected)), out, child)
-            time.sleep(moments.uniform(0, 0.03))
+            # Each photo takes five steps: a name, pixels, the sync, the right name, and its hash for the record.
+            step = moments.randrange(5 * i * len(expected) // times, 5 * len(expected))
+            died = killed(start(command(out), Death(out, step)))
         else:
+            child = start(command(out))
             time.sleep(moments.uniform(0, length))
-        killed = kill(child)
+            os.kill(child, signal.SIGKILL)
+            died = killed(child)
         seen = contents(out)
         left = unfinished(out)
         report = scratch / f"{i}.jsonl"
         code = finish([*command(out), "--report", str(report)])
         states = [json.loads(line)["status"] for line in report.read_text().splitlines()]
         result = {
-            "killed": killed,
+            "killed": died,
+            "for certain": bool(i % 2),
+            "writers": WORKERS,
             "seen": len(seen),
             "wrong": sorted(name for name in seen if seen[name] != expected.get(name)),
             "left": left,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench import fidelity, report
+from bench import fidelity, plots, report
 from bench.cases import SUITES, Case
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
@@ -91,6 +92,48 @@ def test_pages_show_the_results() -> None:
         if page.exists():
             text = page.read_text(encoding="utf-8")
             assert report.render(text) == text, f"run: python -m bench.report ({page.name})"
+
+
+@pytest.mark.parametrize("picture", plots.PICTURES, ids=lambda picture: picture.name)
+def test_pictures_show_the_results(picture: plots.Picture) -> None:
+    content = picture.path.read_text(encoding="utf-8")
+    assert f"<dc:identifier>{picture.identifier}</dc:identifier>" in content, "run: python -m bench.plots"
+    # Nothing that differs from day to day.
+    assert "<dc:date>" not in content
+    assert len(content) < 100_000
+    shown = (report.ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    assert f"(../docs/images/{picture.path.name})" in shown
+
+
+def test_pictures_hold_the_numbers_of_the_tables() -> None:
+    table = report.waterfall()
+    for row in plots.waterfall():
+        assert f"| {row['title']} | {' | '.join(map(report.milliseconds, row['ms']))} |" in table
+    compared = [line for line in report.worst().splitlines() if line.startswith("| ") and "dB" not in line]
+    found = [row for row in plots.fidelity() if "CPU" not in row["machine"]]
+    assert len(found) == len(compared) - 1
+    assert all(f" {row['psnr_db']:.1f} " in line for row, line in zip(found, compared[1:], strict=True))
+    assert any("CPU" in row["machine"] for row in plots.fidelity())
+
+
+def test_another_number_is_another_picture() -> None:
+    numbers = plots.waterfall()
+    changed = [{**numbers[0], "ms": [0.0, *numbers[0]["ms"][1:]]}, *numbers[1:]]
+    assert plots.digest(changed) != plots.digest(numbers) == plots.digest(plots.waterfall())
+
+
+@pytest.mark.parametrize("picture", plots.PICTURES, ids=lambda picture: picture.name)
+def test_pictures_are_drawn_alike_every_time(
+    picture: plots.Picture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
+    monkeypatch.setattr(plots, "FOLDER", tmp_path)
+    contents = []
+    for _ in range(2):
+        picture.write()
+        contents.append(picture.path.read_bytes())
+    assert contents[0] == contents[1]
+    assert picture.identifier.encode() in contents[0]
 
 
 def test_a_table_is_made_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a photo, and weights looked up nowhere else."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     save_png(Path("photo.png"), PICTURE)
     return tmp_path
 
@@ -245,6 +246,20 @@ def test_enhance_compare(folder: Path, stub: list[Any]) -> None:
         assert np.array_equal(both[:, 120:], load_png(Path("out/photo.png")))
 
 
+def test_transparency_that_a_jpeg_cannot_hold_is_refused_before_any_work(
+    folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    clear = np.dstack([PICTURE, np.full(PICTURE.shape[:2], 200, np.uint8)])
+    assert cv2.imwrite("clear.png", clear)
+    assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 2
+    assert "out.jpg: JPEG can't hold its transparency" in one_line(capsys.readouterr().err)
+    assert stub == []
+    assert not Path("out.jpg").exists()
+    clear[..., 3] = 255
+    assert cv2.imwrite("clear.png", clear)
+    assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 0
+
+
 def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     save_png(Path("photo_compare.png"), PICTURE[::-1])
     before = Path("photo_compare.png").read_bytes()
@@ -269,6 +284,33 @@ def test_enhance_save_faces(folder: Path, stub: list[Any]) -> None:
     assert crop[..., 0].max() > 0
     assert restored[..., 0].max() == 0
     assert np.array_equal(both, np.hstack([crop, restored]))
+
+
+@pytest.mark.parametrize("skip", [[], ["--skip-existing"]])
+def test_faces_that_cannot_be_written_leave_the_output(
+    skip: list[str], folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # In the way, whoever runs the tests.
+    blocked = Path("faces/photo.png_face1_restored.png")
+    blocked.mkdir(parents=True)
+    options = ["-o", "out/", "--save-faces", "faces", "--report", "report.jsonl", *skip]
+    for _ in range(2):
+        assert run_command(["enhance", "photo.png", *options]) == 3
+        captured = capsys.readouterr()
+        assert one_line(captured.err).startswith(f"photo.png: not written: {blocked}: ")
+        assert "photo.png -> out/photo.png: 1 face" in one_line(captured.out)
+        record = json.loads(Path("report.jsonl").read_text())
+        assert (record["status"], record["output"]) == ("partly", str(Path("out/photo.png")))
+        assert [text.split(": ")[0] for text in record["not_written"]] == [str(blocked)]
+        assert load_png(Path("out/photo.png"))[50, 60, 0] == 0
+    # The others are there, and what is not is done again.
+    assert {path.name for path in Path("faces").iterdir() if path.is_file()} == {
+        "photo.png_face1_crop.png",
+        "photo.png_face1_both.png",
+    }
+    blocked.rmdir()
+    assert run_command(["enhance", "photo.png", *options]) == 0
+    assert blocked.is_file()
 
 
 def test_save_faces_into_a_file(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -331,6 +373,15 @@ def test_inpaint(folder: Path) -> None:
     result = load_png(Path("out.png"))
     assert np.array_equal(result[mask == 0], picture[mask == 0])
     assert not np.array_equal(result, picture)
+
+
+def test_holes_that_are_filled_fit_into_a_jpeg(folder: Path) -> None:
+    task_weights("inpainting")
+    clear = np.dstack([np.minimum(smooth_picture(16, 16), 250), np.full((16, 16), 255, np.uint8)])
+    clear[4:8, :, 3] = 0
+    assert cv2.imwrite("face.png", clear)
+    assert run_command(["inpaint", "face.png", "-o", "out.jpg", "--weights", "inpainting.safetensors"]) == 0
+    assert load_png(Path("out.jpg")).shape == (16, 16, 3)
 
 
 def test_seg2face(folder: Path) -> None:
@@ -435,8 +486,32 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
     torch.save(legacy_state(TINY), "tiny.pth")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     assert run_command(USAGE[case]) == 1
-    assert "gpen-core: " in one_line(capsys.readouterr().err)
+    line = one_line(capsys.readouterr().err)
+    assert "gpen-core: " in line
+    assert all(word in line for word in USAGE[case][-2:] if word.startswith("--")), "named as it was typed"
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--strength", "2"], "--strength 2.0 is outside 0..1"),
+        (["--mask", "ring"], "--mask 'ring' is none of 'box', 'ellipse' and 'parse'"),
+        (["--stride", "9"], "--stride without --tile"),
+        (["--tile", "64", "--stride", "65"], "--stride 65 is not from 1 to the tile's side"),
+        (
+            ["--aligned", "--box", "1,2,3,4"],
+            "nothing is detected with --aligned or --tile, "
+            "so --only, --box, --min-face, --max-faces and --rotate can't be used",
+        ),
+        (["--box", "max_faces"], "--box 'max_faces' is not x,y,width,height in pixels, as in 100,50,300,300"),
+    ],
+)
+def test_mistakes_are_told_as_they_were_typed(
+    arguments: list[str], line: str, folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["enhance", "photo.png", *arguments]) == 1
+    assert capsys.readouterr().err == f"gpen-core: {line}\n"
 
 
 @pytest.mark.parametrize(

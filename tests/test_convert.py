@@ -123,7 +123,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(configs)
 def test_widths_and_depths_that_nobody_published(config: GeneratorConfig) -> None:
     assert infer_config(legacy_shapes(config)) == config
@@ -268,6 +268,18 @@ def test_training_files_give_the_averaged_weights(state: dict[str, Tensor], tmp_
     assert "kept g_ema" in text
     assert "--key g" in text
     assert_faithful(report.output, state)
+
+
+def test_an_average_that_is_empty_is_not_called_superfluous(state: dict[str, Tensor], tmp_path: Path) -> None:
+    tree = {"g": state, "g_ema": {}, "d": {"x": torch.zeros(1)}, "args": {}}
+    report = convert_generator(save(tree, tmp_path / "train.pt"))
+    lines = report.lines()
+    assert "kept g; g_ema holds no weights" in lines
+    assert "dropped d, args: not needed to restore" in lines
+    assert_faithful(report.output, state)
+    flat = convert_generator(save({"params_ema": {}, "params": state}, tmp_path / "two.pth"))
+    assert "kept params; params_ema holds no weights" in flat.lines()
+    assert not any(line.endswith("not needed to restore") for line in flat.lines())
 
 
 def test_key_takes_the_other_weights_bit_for_bit(state: dict[str, Tensor], tmp_path: Path) -> None:
@@ -615,7 +627,7 @@ def test_truncated_downloads(zipped: bool, part: float, state: dict[str, Tensor]
     assert list(tmp_path.iterdir()) == [source]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from(["zip", "legacy", "tar", "safetensors"]))
 def test_damaged_files_never_surprise(data: st.DataObject, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("damaged")

@@ -20,6 +20,7 @@ from gpen_core.errors import DeviceError, UsageError
 from gpen_core.presets import GIB, PRESETS, choose_preset, find_preset
 from gpen_core.restorer import Restorer
 from gpen_core.runtime import PRECISIONS, RuntimeOptions
+from tests.exported import PLAIN, run_process
 from tests.legacy import TINY, legacy_state
 from tests.stubs import config_of, without_channel_0
 
@@ -75,14 +76,48 @@ def test_a_machine_where_enhance_works(weights: str, centerface_path: Path, caps
     assert out.endswith("enhance works on this machine\n")
 
 
-def test_without_torch(weights: str) -> None:
-    done = blind("if name == 'torch': raise ModuleNotFoundError(\"No module named 'torch'\")", "--weights", weights)
+def test_a_torch_that_does_not_work(weights: str) -> None:
+    done = blind("if name == 'torch': raise ImportError('libtorch_cpu.so: cannot open')", "--weights", weights)
     assert done.returncode == 4
     assert done.stderr == ""
     assert "!!  torch        torch can't be imported" in done.stdout
     assert "cure: pip install torch" in done.stdout
     assert "ok  cv2" in done.stdout
     assert done.stdout.endswith("enhance does not work on this machine\n")
+
+
+def onnx_only(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """`gpen-core doctor` where only requirements-onnx.txt is installed."""
+    code = "import sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'einops', 'onnx')); "
+    return run_process(f"{code}{PLAIN}", ["doctor", *arguments])
+
+
+def test_an_onnx_only_installation_works(weights: str, tmp_path: Path, centerface_path: Path) -> None:
+    exported = tmp_path / "tiny.onnx"
+    assert run_command(["export", weights, "--format", "onnx", "-o", str(exported)]) == 0
+    done = onnx_only("--weights", exported, "--detector", centerface_path)
+    assert done.stderr == ""
+    assert "--  torch        not installed: an ONNX-only installation" in done.stdout
+    assert "!!" not in done.stdout
+    for absent in ("safetensors  ", "einops  ", "--compile   "):
+        assert absent not in done.stdout
+    assert "(16 -> 16 px)" in done.stdout
+    assert "one face restored in" in done.stdout
+    assert "fp32 onnxruntime" in done.stdout
+    assert done.stdout.endswith("enhance works on this machine\n")
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("name", "reason"), [("", "gpen-open-512.onnx is not here"), ("tiny", "PyTorch is not")])
+def test_an_onnx_only_installation_needs_exported_weights(
+    name: str, reason: str, weights: str, centerface_path: Path
+) -> None:
+    done = onnx_only("--detector", centerface_path, *(["--weights", weights] if name else []))
+    assert done.returncode == 4
+    assert done.stderr == ""
+    assert done.stdout.count("!!") == 1
+    assert "!!  weights" in done.stdout
+    assert reason in done.stdout
 
 
 def test_without_libgl(weights: str) -> None:

@@ -27,15 +27,22 @@ from tests.legacy import TINY, golden_case
 
 ADDED = GeneratorConfig(input_size=16, output_size=16, channels=(8, 8, 4), style_dim=16, n_mlp=2, concat=False)
 BATCHES = (1, 3, 8)
-# Operators of TensorRT 10's ONNX parser (operators.md of onnx-tensorrt) that networks like these could meet.
-# fmt: off
+# From docs/operators.md of onnx-tensorrt for TensorRT 10.15 (February 2026), which takes opsets 9 to 24: operators that
+# networks like these could meet, by the types that they are supported for. (Equal gives BOOL.)
+TENSORRT_OPSETS = range(9, 25)
+FLOATING = {"FLOAT", "FLOAT16", "BFLOAT16"}
+NUMBERS = FLOATING | {"INT32", "INT64"}
 TENSORRT = {
-    "Add", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv", "ConvTranspose", "Div", "Equal",
-    "Expand", "Flatten", "Gather", "Gemm", "Identity", "LeakyRelu", "MatMul", "Max", "Min", "Mul", "Pad", "Pow",
-    "Range", "Reciprocal", "ReduceMean", "ReduceSum", "Reshape", "Resize", "Shape", "Slice", "Split", "Sqrt",
-    "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
+    **dict.fromkeys(("Clip", "Conv", "ConvTranspose", "Gemm", "LeakyRelu", "MatMul"), FLOATING),
+    **dict.fromkeys(("Reciprocal", "Resize", "Sqrt"), FLOATING),
+    **dict.fromkeys(("Add", "Div", "Max", "Min", "Mul", "Pad", "Pow", "Range", "Sub", "Sum"), NUMBERS),
+    **dict.fromkeys(("ReduceMean", "ReduceSum"), NUMBERS),
+    **dict.fromkeys(("Cast", "Concat", "Constant", "ConstantOfShape", "Equal", "Expand"), NUMBERS | {"BOOL"}),
+    **dict.fromkeys(("Flatten", "Gather", "Identity", "Reshape", "Shape", "Slice"), NUMBERS | {"BOOL"}),
+    **dict.fromkeys(("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"), NUMBERS | {"BOOL"}),
 }
-# fmt: on
+# Its restrictions that matter here: these inputs, by their position, must be constants.
+TENSORRT_CONSTANT = {"ReduceMean": 1, "ReduceSum": 1, "Squeeze": 1, "Unsqueeze": 1}
 
 
 def run(path: Path, image: torch.Tensor) -> Any:
@@ -122,9 +129,20 @@ def test_the_graph_is_a_drop_in(tiny: Path, tmp_path: Path) -> None:
 def test_every_operator_is_known_to_tensorrt(config: GeneratorConfig, dtype: str, tmp_path: Path) -> None:
     target = tmp_path / "net.onnx"
     export_generator(converted(tmp_path, config), target, format="onnx", dtype=dtype)
-    nodes = onnx.load(target).graph.node
-    assert {node.op_type for node in nodes} <= TENSORRT
+    model = onnx.shape_inference.infer_shapes(onnx.load(target), strict_mode=True)
+    nodes = model.graph.node
     assert {node.domain for node in nodes} == {""}
+    assert model.opset_import[0].version in TENSORRT_OPSETS
+    values = [*model.graph.value_info, *model.graph.output]
+    types = {value.name: onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type) for value in values}
+    for node in nodes:
+        assert {types[name] for name in node.output} <= TENSORRT[node.op_type], node.name
+    constants = {tensor.name for tensor in model.graph.initializer}
+    constants |= {name for node in nodes if node.op_type == "Constant" for name in node.output}
+    for node in nodes:
+        position = TENSORRT_CONSTANT.get(node.op_type)
+        if position is not None and len(node.input) > position:
+            assert node.input[position] in constants, node.name
 
 
 def test_fp16_keeps_styles_and_demodulation_in_fp32(tiny: Path, tmp_path: Path) -> None:

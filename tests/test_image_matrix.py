@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tifffile
 from numpy.typing import NDArray
-from PIL import Image, ImageCms
+from PIL import Image
 
 from gpen_core.image_io import read, write
+from tests.test_image_io import srgb
 
 HEIGHT, WIDTH = 22, 35
 FORMATS = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif"}
@@ -29,7 +30,7 @@ DPI = (300.0, 300.0)
 
 def profile(space: str) -> bytes:
     if space == "RGB":
-        return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+        return srgb()
     icc = bytearray(profile("RGB"))
     icc[16:20] = b"GRAY"
     return bytes(icc)

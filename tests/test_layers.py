@@ -95,6 +95,19 @@ def test_help_does_not_import_torch() -> None:
     assert run_python(code) == ""
 
 
+@pytest.mark.parametrize("options", ["", "--preset auto", "--compile --cache compiled"])
+def test_a_photo_that_is_not_there_is_told_without_torch(options: str, tmp_path: Path) -> None:
+    code = (
+        "import contextlib, io, sys\n"
+        "from gpen_core.cli import run_command\n"
+        "with contextlib.redirect_stderr(io.StringIO()) as told:\n"
+        f"    assert run_command(['enhance', 'absent.jpg', *{options.split()}]) == 2\n"
+        "assert told.getvalue() == 'gpen-core: absent.jpg: no such file or folder\\n', told.getvalue()\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    assert run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}") == ""
+
+
 @pytest.mark.parametrize(
     "module", ["gpen_core", "gpen_core.runtime", "gpen_core.restorer", "gpen_convert.generator", "gpen_weights"]
 )

@@ -130,6 +130,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(work)
     monkeypatch.setenv("GPEN_CORE_HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.save(legacy_state(TINY), work / "old.pth")
     convert_generator(work / "old.pth", work / "w.safetensors", template="ffhq")
     (work / "detector.onnx").write_bytes(centerface_stub())

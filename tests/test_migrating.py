@@ -38,6 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What somebody has who used the original."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in TASKS:
         torch.save(legacy_state(TINY), f"GPEN-{name}.pth")
     # The small variant of the detector: the large one and the parser are converted in tests of their own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import cv2
@@ -33,8 +34,10 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(centerface_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader of the README has: photos and old checkpoints."""
+    """What a reader of the README has: photos, old checkpoints and, in `home`, the detector."""
     folder = tmp_path_factory.mktemp("reader")
+    (folder / "home").mkdir()
+    shutil.copyfile(centerface_path, folder / "home" / "centerface.onnx")
     photo = cv2.imread(str(ROOT / "examples" / "astronaut_degraded.jpg"))
     (folder / "examples").mkdir()
     for name in ("photo.jpg", "other.png", "examples/astronaut_degraded.jpg"):
@@ -50,13 +53,21 @@ def folder(centerface_path: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture
+def at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The reader's folder, in which nothing is found that somebody has on this machine."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("GPEN_CORE_HOME", str(folder / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    return folder
+
+
 def test_there_is_something_to_test() -> None:
     assert len(commands()) >= 8
     assert len(blocks("python")) == 2
 
 
-def test_commands_work(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(folder)
+def test_commands_work(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["convert", "tiny.pth"]) == 0
     for command in commands():
         arguments = shlex.split(command)[1:]
@@ -64,14 +75,11 @@ def test_commands_work(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         if arguments[0] == "enhance" and "--weights" not in arguments and command != commands()[0]:
             arguments += ["--weights", "tiny.safetensors"]
         assert run_command(arguments) == 0, f"{command}\n{capsys.readouterr().err}"
-    restored = cv2.imread(str(folder / "examples" / "astronaut_degraded_restored.jpg"))
-    assert not np.array_equal(restored, cv2.imread(str(folder / "examples" / "astronaut_degraded.jpg")))
+    restored = cv2.imread(str(at_home / "examples" / "astronaut_degraded_restored.jpg"))
+    assert not np.array_equal(restored, cv2.imread(str(at_home / "examples" / "astronaut_degraded.jpg")))
 
 
-def test_the_conversion_is_shown_as_it_is(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
+def test_the_conversion_is_shown_as_it_is(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (session,) = blocks("console")
     prompt, shown = session.split("\n", 1)
     assert run_command(shlex.split(prompt)[2:]) == 0
@@ -80,8 +88,7 @@ def test_the_conversion_is_shown_as_it_is(
     assert capsys.readouterr().out == re.sub(r"\b[0-9a-f]{64}\b", digest, shown)
 
 
-def test_python_works(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(folder)
+def test_python_works(at_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["convert", "old.pth"]) == 0
     for block in blocks("python"):
         exec(block, {})

@@ -36,7 +36,7 @@ axes = st.tuples(st.integers(1, 700), st.integers(1, 128)).flatmap(
 
 
 @given(axes)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_pixel_counts(axis: tuple[int, int, int]) -> None:
     length, tile, _ = axis
     shares = weights(*axis)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpen_convert.infer import describe_foreign_keys, generator_prefixes
 from gpen_convert.shapes import Shapes
+from gpen_core.config import EMPTY
 from gpen_core.errors import CheckpointError, UsageError
 
 # The averaged weights are what GPEN publishes and what looks best.
@@ -23,7 +24,8 @@ DEPTH = 8
 class Selection:
     """A generator's tensors by legacy key.
 
-    key: where in the file they were ("" for a flat file). others: other generators there. dropped: everything else.
+    key: where in the file they were ("" for a flat file). others: other generators there. dropped: everything else;
+    " (empty)" follows the name of a place for weights that holds none.
     """
 
     tensors: dict[str, Tensor]
@@ -110,7 +112,12 @@ def _dropped(tree: Any, chosen: str, generators: list[str]) -> list[str]:
     if not chosen or not isinstance(tree, Mapping):
         return []
     kept = {name.split(".", 1)[0] for name in generators}
-    return [str(name) for name in tree if str(name) not in kept]
+    return [f"{name}{EMPTY if _is_empty(name, tree[name]) else ''}" for name in tree if str(name) not in kept]
+
+
+def _is_empty(name: object, value: Any) -> bool:
+    """Whether weights usually lie under this name, and here none do."""
+    return name in PREFERENCE and isinstance(value, Mapping) and not any(_state_dicts(value, ""))
 
 
 def _describe(states: Mapping[str, Mapping[str, Tensor]]) -> str:
