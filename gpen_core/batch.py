@@ -317,14 +317,15 @@ class _Work:
         """Takes jobs in hand, brings each forward and tells of it. `ways`: those in hand and not told of."""
         ahead: deque[_Way] = deque()
         while (jobs or ways) and not (self._stop.requested or self.hopeless):
-            while jobs and self._has_room(jobs[0], ways):
-                job = jobs.popleft()
-                ahead.append(_Way(job, _is_heavy(job.source), self._readers.submit(self._prepare, job)))
-                ways.append(ahead[-1])
             if self._gatherer is None and self.restorer.needed.done():
                 self._make_restorer()
             while ahead and _is_done(ahead[0].preparing) and (self._gatherer is None or self._gatherer.hungry):
                 self._enter(ahead.popleft())
+            # Afterwards, because the first ones show how large photos are.
+            while jobs and self._has_room(jobs[0], ways):
+                job = jobs.popleft()
+                ahead.append(_Way(job, _is_heavy(job.source), self._readers.submit(self._prepare, job)))
+                ways.append(ahead[-1])
             self._drive(ahead, ways)
             while ways and ways[0].outcome is not None and ways[0].outcome.done():
                 yield ways.popleft().outcome.result()  # type: ignore[union-attr]

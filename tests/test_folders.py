@@ -66,9 +66,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     detector: Any = FixedDetector([face_at(60, 50, 64)])
 
     class Counted(Restorer):
-        def __call__(self, image: Any, *options: Any) -> Any:
-            seen.append(image)
-            return super().__call__(image, *options)
+        def finish(self, prepared: Any, *results: Any) -> Any:
+            seen.append(prepared.image)
+            return super().finish(prepared, *results)
 
     monkeypatch.setattr(
         Restorer, "load", classmethod(lambda *a, **k: Counted(without_channel_0, config_of(), detector))
