@@ -33,7 +33,7 @@ from bench.model import published_config, random_generator
 from gpen_core import image_io
 from gpen_core.batch import Files, run
 from gpen_core.config import GPEN_TEMPLATE, GeneratorConfig
-from gpen_core.detect import Detector, load_detector
+from gpen_core.detect import LONG_SIDE, Detector, load_detector
 from gpen_core.errors import MissingWeightsError
 from gpen_core.plan import Job
 from gpen_core.restorer import Options, Restorer
@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PORTRAITS = ROOT / "tests" / "golden" / "portraits_512"
 # Two rows of four portraits in a photo of an ordinary shape.
 WIDTH, HEIGHT, SIDE, COLUMNS, ROWS = 1280, 960, 320, 4, 2
+STAND_IN = "stand-in that knows the faces"
 TOP = (HEIGHT - ROWS * SIDE) // 2
 SHORT = GeneratorConfig(32, 32, (16, 16, 12, 8), style_dim=16, n_mlp=2)
 
@@ -55,19 +56,19 @@ Span = tuple[Any, Any, int]
 
 @dataclass(frozen=True)
 class Case:
-    """stream: through `batch.run`, or one photo after the other. photos: how many."""
+    """stream: through `batch.run`, or one photo after the other. photos: how many. short: with a small network.
+
+    detect_size, detector_device: as `load_detector` has them.
+    """
 
     device: str
     compile: bool
     batch: int
     stream: bool
     photos: int
+    detect_size: int = LONG_SIDE
     detector_device: str = "cpu"
     short: bool = False
-
-    @property
-    def title(self) -> str:
-        return "a stream" if self.stream else "one photo after the other"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def find_detector(case: Case) -> Detector:
     if case.short:
         return Knowing()
     try:
-        return load_detector(resolve("centerface"), device=case.detector_device)
+        return load_detector(resolve("centerface"), long_side=case.detect_size, device=case.detector_device)
     except MissingWeightsError:
         return Knowing()
 
@@ -167,12 +168,13 @@ def measure(case: Case) -> Row:
         torch.cuda.synchronize()
     restored = sum(count for _, _, count in spans)
     working = sum(seconds_between(start, end) for start, end, _ in spans)
-    detector = restorer.detector.family if restorer.detector is not None else ""
+    assert restorer.detector is not None
+    known = isinstance(restorer.detector, Knowing)
     return {
         "case": asdict(case),
-        "title": case.title,
+        "title": "as a stream" if case.stream else "one photo after the other",
         "network": runtime.description,
-        "detector": detector if detector != Knowing.family else "stand-in that knows the faces",
+        "detector": STAND_IN if known else f"centerface on {case.detector_device}, {case.detect_size} px",
         "photo": f"{WIDTH} x {HEIGHT} JPEG",
         "faces": faces,
         "seconds": round(seconds, 3),
@@ -203,13 +205,13 @@ def one_by_one(restorer: Restorer, jobs: Sequence[Job]) -> int:
     return faces
 
 
-def cases(device: str, photos: int | None, detector_device: str, short: bool) -> list[Case]:
-    """What is measured on a device; compiled only where no batch waits long for the compiler."""
+def cases(device: str, photos: int | None, short: bool, detect_size: int, detector_device: str) -> list[Case]:
+    """What is measured on a device: on a CPU not the compiled network, because the compiler would take longer."""
     gpu = device.startswith("cuda")
     count = photos or (8 if short else 400 if gpu else 4)
     ways = ((True, 16), (True, 8), (False, 8)) if gpu and not short else ((False, 8 if gpu else 1),)
     return [
-        Case(device, compile, batch, stream, count, detector_device, short)
+        Case(device, compile, batch, stream, count, detect_size, detector_device, short)
         for compile, batch in ways
         for stream in (False, True)
     ]
@@ -219,16 +221,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--detect-size", type=int, default=LONG_SIDE)
     parser.add_argument("--detector-device", default="cpu")
     parser.add_argument("--photos", type=int)
     parser.add_argument("--short", action="store_true")
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     rows = []
-    for case in cases(arguments.device, arguments.photos, arguments.detector_device, arguments.short):
+    for case in cases(given.device, given.photos, given.short, given.detect_size, given.detector_device):
         rows.append(measure(case))
         print(json.dumps(rows[-1]), flush=True)
-        if arguments.output is not None:
-            arguments.output.write_text(json.dumps({"suite": "stream", "rows": rows}, indent=1) + "\n")
+        if given.output is not None:
+            given.output.write_text(json.dumps({"suite": "stream", "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Crops of several pictures share the batches of one network, which never waits for more of them.
 
-A crop's neighbours in a batch don't enter into its result, but their number may: kernels for another batch size may
-round differently, by a level of 255 in float32 and half precision.
+A crop's neighbours in a batch don't enter into its result, but their number may: kernels for another batch size can
+round differently, which in float32 changes a pixel by a level of 255 at most. With a batch of 1 it can't.
 """
 
 from __future__ import annotations

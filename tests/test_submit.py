@@ -193,7 +193,29 @@ def test_padding_is_not_returned() -> None:
     assert_same(pending.result(), negatives(given))
 
 
+def test_the_number_of_neighbours_matters_by_a_level_at_most() -> None:
+    runtime, given = Runtime(random_generator(CONFIG), CONFIG, RuntimeOptions("cpu", max_batch=8)), crops(8)
+    together = runtime(given)
+    for crop, result in zip(given, together, strict=True):
+        (alone,) = runtime([crop])
+        assert alone is not None and result is not None
+        assert np.abs(alone.astype(int) - result).max() <= 1
+
+
 # On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "limit"), [("fp32", 1), ("fp16", 2)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_number_of_neighbours_matters_little(precision: str, limit: int, compiled: bool) -> None:
+    options = RuntimeOptions("cuda", precision, compile=compiled, max_batch=8)
+    runtime, given = Runtime(random_generator(CONFIG), CONFIG, options), crops(8)
+    together = runtime(given)
+    for crop, result in zip(given, together, strict=True):
+        (alone,) = runtime([crop])
+        assert alone is not None and result is not None
+        assert np.abs(alone.astype(int) - result).max() <= limit
 
 
 @pytest.mark.gpu
