@@ -292,6 +292,7 @@ class _Work:
         self._gallery, self._task, self._stop, self._ledgers = gallery, task, stop, ledgers
         self._readers, self._writers = readers, writers
         self._gatherer: Gatherer[tuple[_Way, _Ready]] | None = None
+        self._finding = threading.Semaphore(1)
         # What the next photo is expected to take: only decoding shows it, so at first as if all were large.
         self._expected = IN_HAND
 
@@ -349,7 +350,8 @@ class _Work:
         restorer = self.restorer.get()
         picture, options = self._task.enter(restorer, loaded.photo, self._options)
         height, width = restorer.result_size(picture, options)
-        prepared = restorer.prepare(picture, options) if options.tile is None else None
+        with self._finding:
+            prepared = restorer.prepare(picture, options) if options.tile is None else None
         return _Ready(loaded, prepared, picture.nbytes + 3 * height * width * picture.itemsize)
 
     def _enter(self, way: _Way) -> None:
@@ -468,6 +470,8 @@ class _Work:
             restorer = self._load()
         self._require_settings()
         self._gatherer = Gatherer(restorer.runtime)
+        # A network that takes one face at a time is slower than a detector, which takes hundreds of megabytes.
+        self._finding = threading.Semaphore(1 if self._gatherer.limit == 1 else self._files.workers)
         self.restorer.made.set_result(restorer)
 
     def _require_settings(self) -> None:

@@ -189,6 +189,22 @@ def test_few_photos_are_in_memory_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert 2 <= most <= 6
 
 
+def test_a_network_that_takes_one_face_at_a_time_has_one_photo_prepared_at_a_time(tmp_path: Path) -> None:
+    meeting, met = threading.Barrier(2), []
+
+    def before(stage: str, number: int) -> None:
+        if stage != "prepare":
+            return
+        try:
+            met.append(meeting.wait(0.05))
+        except threading.BrokenBarrierError:
+            meeting.reset()
+
+    summary, _ = perform(photos(tmp_path, 6), Spy(before), files=Files(workers=3))
+    assert summary.counts == {"restored": 6}
+    assert met == []
+
+
 def test_large_photos_are_read_one_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Before and after, three of them.
     monkeypatch.setattr("gpen_core.batch.IN_HAND", 6 * PICTURE.nbytes - 1)
