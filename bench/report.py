@@ -122,6 +122,26 @@ def cpu(results: Path = RESULTS) -> str:
     return table(["network", "median, s", "p90, s", "first call, s", "first call of a second process, s"], lines)
 
 
+def stream(results: Path = RESULTS) -> str:
+    path = results / "stream.json"
+    if not path.exists():
+        return "Not measured yet."
+    lines = [
+        [
+            row["network"],
+            f"{row['case']['batch']}",
+            row["detector"],
+            row["title"],
+            f"{row['photos_per_s']:.1f}",
+            f"{row['faces_per_batch']:.1f}",
+            f"{100 * row['busy_share']:.0f} %",
+        ]
+        for row in json.loads(path.read_text())["rows"]
+    ]
+    header = ["network", "batch at most", "detector", "photos", "photos a second", "faces in a batch", "device busy"]
+    return table(header, lines)
+
+
 def machines(results: Path = RESULTS) -> str:
     lines = []
     for path in sorted(results.glob("*.json")):
@@ -141,6 +161,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fidelity": fidelity,
     "worst": worst,
     "cpu": cpu,
+    "stream": stream,
     "machines": machines,
 }
 

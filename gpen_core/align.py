@@ -57,8 +57,13 @@ def compose(outer: Matrix, inner: Matrix) -> Matrix:
 
 def invert(matrix: Matrix) -> Matrix:
     """The inverse map. Raises numpy.linalg.LinAlgError if there is none."""
-    whole: Matrix = np.linalg.inv(np.vstack([matrix, [0, 0, 1]]))
-    return np.ascontiguousarray(whole[:2])
+    (a, b, x), (c, d, y) = matrix.tolist()
+    determinant = a * d - b * c
+    if determinant == 0:
+        raise np.linalg.LinAlgError("a map that flattens the picture has no inverse")
+    # Written out, because a library for large matrices wakes its threads for small ones too.
+    inverse = np.array([[d, -b, b * y - d * x], [-c, a, c * x - a * y]])
+    return np.asarray(inverse / determinant)
 
 
 def scale_of(matrix: Matrix) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -35,6 +36,55 @@ class CropRuntime(Protocol):
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         """Restore S x S x 3 uint8 crops; each result is T x T x 3 uint8, or None where it was not finite."""
         ...
+
+
+class Pending(Protocol):
+    """Crops on their way through a network."""
+
+    def done(self) -> bool:
+        """Whether the result is there without a wait."""
+        ...
+
+    def result(self) -> list[Image | None]:
+        """What the runtime returns for the crops, waited for. Raises what it raises."""
+        ...
+
+
+@runtime_checkable
+class Asynchronous(Protocol):
+    """A `CropRuntime` that can be given the next crops before it is done with the last."""
+
+    def submit(self, crops: Sequence[Image]) -> Pending:
+        """Start on crops; on a device that works by itself, this returns before it is done."""
+        ...
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A `CropRuntime` that says how many crops it takes at once, so that several pictures can share a call."""
+
+    @property
+    def max_batch(self) -> int:
+        """Crops in one call of the network at most; it shrinks when memory runs out."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """Crops that a network is done with."""
+
+    pictures: list[Image | None]
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> list[Image | None]:
+        return self.pictures
+
+
+def submit(runtime: CropRuntime, crops: Sequence[Image]) -> Pending:
+    """Start on crops with any runtime; one that can't wait is done when this returns."""
+    return runtime.submit(crops) if isinstance(runtime, Asynchronous) else Finished(runtime(crops))
 
 
 def load_runtime(

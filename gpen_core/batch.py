@@ -1,15 +1,20 @@
-"""Many photos, one after the other: read ahead, restored, written behind; each written whole or not at all."""
+"""Many photos in a stream: read and prepared ahead, restored together, written behind; each whole or not at all.
+
+Around the network, which the caller's thread drives, other threads read photos, find faces, paste and write. Faces of
+several photos share a batch; none waits for more of them. How many photos are in memory is bounded by their size.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,19 +24,23 @@ from gpen_core import image_io
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
 from gpen_core.files import copy, remove_leftovers, require_writable, sha256
 from gpen_core.gallery import Gallery
+from gpen_core.gather import IN_FLIGHT, NOTHING, Gatherer, Landed
 from gpen_core.ledger import Ledger
 from gpen_core.plan import Job
 from gpen_core.stopping import Stop, stop_on_signals
 from gpen_core.tasks import Task, keeps_alpha, restore
 
 if TYPE_CHECKING:
-    from gpen_core.restorer import Options, Restored, RestoredFace, Restorer
+    from gpen_core.restorer import Options, Prepared, Restored, RestoredFace, Restorer
 
 Status = Literal["restored", "partly", "no face", "skipped", "failed"]
-WORKERS = min(4, max(2, (os.cpu_count() or 2) // 2))
+WORKERS = min(16, max(2, (os.cpu_count() or 2) // 2))
 HEAVY_FILE = 32 * 2**20
-HEAVY_PIXELS = 96 * 2**20
-"""Bytes of a file, and of its pixels, from which a photo is the only one in memory."""
+"""Bytes of a file from which its photo is the only one in memory."""
+IN_HAND = 2**30
+"""Bytes of pixels, before and after, up to which more than two photos are in memory."""
+POLL = 0.001
+"""Seconds between looks at the device while the next photo is being prepared."""
 HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Failures of writing that the next photo would meet as well."""
 
@@ -42,7 +51,7 @@ class Files:
 
     max_pixels: pictures with more are refused. quality: 1..100 of lossy outputs; None follows the source.
     skip_existing: leave out photos whose output is there already, made from the same content with the same settings.
-    workers: photos that are read ahead and written behind, each.
+    workers: threads that read photos and find faces, and as many that paste and write.
     """
 
     max_pixels: int = 200_000_000
@@ -169,6 +178,8 @@ def run(
     photo in the order of the jobs, from the caller's thread. settings: fingerprint of all that decides what becomes
     of a photo; with it a ledger is kept in each job's folder, as `files.skip_existing` needs. gallery: writes further
     pictures after each output. task: what to do with a photo.
+    With a runtime that takes several crops at once, those of neighbouring photos share its batches, as they come; see
+    `gather` for what that means for a result. A batch that raises fails no photo but the one that is to blame.
     SIGINT and SIGTERM end the run after the photos being written; so does a full disk.
     """
     started = time.monotonic()
@@ -210,7 +221,9 @@ def _opened(
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
-        yield _Work(load, options, files, settings, gallery, task, stop, ledgers, readers, writers)
+        work = _Work(load, options, files, settings, gallery, task, stop, ledgers, readers, writers)
+        stack.callback(work.restorer.give_up)
+        yield work
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +232,53 @@ class _Loaded:
     content: str
 
 
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """A photo whose faces are found. prepared: None where it is restored in tiles. size: bytes of its pixels, before
+    and after."""
+
+    loaded: _Loaded
+    prepared: Prepared | None
+    size: int
+
+
+@dataclass(eq=False)
+class _Way:
+    """A photo on its way from file to file.
+
+    alone: no other should be in memory beside it. preparing: until it has gone on to the network. size: as of `_Ready`,
+    once known. outcome: from when its end is in sight.
+    """
+
+    job: Job
+    alone: bool
+    preparing: Future[_Ready | None] | None
+    size: int | None = None
+    outcome: Future[Outcome] | None = None
+
+
+class _OnDemand:
+    """The restorer: made by the run's own thread when another one first needs it."""
+
+    def __init__(self) -> None:
+        self.needed: Future[None] = Future()
+        self.made: Future[Restorer] = Future()
+        self._lock = threading.Lock()
+
+    def get(self) -> Restorer:
+        """Waits for it. Raises CancelledError if the run ends without."""
+        with self._lock:
+            if not self.needed.done():
+                self.needed.set_result(None)
+        return self.made.result()
+
+    def give_up(self) -> None:
+        """Let go those who wait."""
+        self.made.cancel()
+
+
 class _Work:
-    """One run. The networks work in the caller's thread, reading and writing in others around it."""
+    """One run. The networks work in the caller's thread, all else in others around it."""
 
     def __init__(
         self,
@@ -236,57 +294,140 @@ class _Work:
         writers: ThreadPoolExecutor,
     ) -> None:
         self.hopeless = ""
+        self.restorer = _OnDemand()
         self._load, self._options, self._files = load, options, files
         self._make_settings, self._settings = settings, ""
         self._gallery, self._task, self._stop, self._ledgers = gallery, task, stop, ledgers
         self._readers, self._writers = readers, writers
-        self._restorer: Restorer | None = None
-        # How many photos are read ahead: of large ones, that only decoding shows, one.
-        self._depth = 1
+        self._gatherer: Gatherer[tuple[_Way, _Ready]] | None = None
+        self._finding = threading.Semaphore(1)
+        # What the next photo is expected to take: only decoding shows it, so at first as if all were large.
+        self._expected = IN_HAND
 
     def outcomes(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """What becomes of each job, in their order. Stops early on request and where going on is hopeless."""
-        behind: deque[Future[Outcome]] = deque()
+        ways: deque[_Way] = deque()
         broken: Exception | None = None
-        if self._files.skip_existing:
-            try:
+        try:
+            if self._files.skip_existing:
                 self._require_settings()
-            except KeyboardInterrupt:
-                self._stop.requested = True
-                return
-        for job, reading in self._read_ahead(jobs):
-            if self._stop.requested or self.hopeless:
-                break
-            try:
-                result, heavy = self._one(job, reading)
-            except KeyboardInterrupt:
-                self._stop.requested = True
-                break
-            except Exception as error:
-                broken = error
-                break
-            del reading
-            self._depth = 1 if heavy else self._files.workers
-            behind.append(result)
-            kept = 0 if heavy else self._files.workers
-            while behind and (len(behind) > kept or behind[0].done()):
-                yield behind.popleft().result()
-        while behind:
-            yield behind.popleft().result()
+            yield from self._stream(deque(jobs), ways)
+        except KeyboardInterrupt:
+            self._stop.requested = True
+        except Exception as error:
+            broken = error
+        for way in ways:
+            if way.outcome is not None:
+                yield way.outcome.result()
         if broken is not None:
             raise broken
 
-    def _read_ahead(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Future[_Loaded | None]]]:
-        ahead: deque[tuple[Job, Future[_Loaded | None]]] = deque()
-        for job in jobs:
-            alone = _is_heavy(job.source)
-            while ahead and alone:
-                yield ahead.popleft()
-            ahead.append((job, self._readers.submit(self._read, job)))
-            while len(ahead) > (0 if alone else self._depth):
-                yield ahead.popleft()
-        while ahead:
-            yield ahead.popleft()
+    def _stream(self, jobs: deque[Job], ways: deque[_Way]) -> Iterator[Outcome]:
+        """Takes jobs in hand, brings each forward and tells of it. `ways`: those in hand and not told of."""
+        ahead: deque[_Way] = deque()
+        while (jobs or ways) and not (self._stop.requested or self.hopeless):
+            if self._gatherer is None and self.restorer.needed.done():
+                self._make_restorer()
+            while ahead and _is_done(ahead[0].preparing) and (self._gatherer is None or self._gatherer.hungry):
+                self._enter(ahead.popleft())
+            # Afterwards, because the first ones show how large photos are.
+            while jobs and self._has_room(jobs[0], ways):
+                job = jobs.popleft()
+                ahead.append(_Way(job, _is_heavy(job.source), self._readers.submit(self._prepare, job)))
+                ways.append(ahead[-1])
+            self._drive(ahead, ways)
+            while ways and ways[0].outcome is not None and ways[0].outcome.done():
+                yield ways.popleft().outcome.result()  # type: ignore[union-attr]
+
+    def _has_room(self, job: Job, ways: Sequence[_Way]) -> bool:
+        """Whether one more photo may be in memory."""
+        held = [way for way in ways if not _is_done(way.outcome)]
+        if len(held) < 2:
+            return not held or not (held[0].alone or _is_heavy(job.source))
+        batch = self._gatherer.limit if self._gatherer is not None else 1
+        if len(held) >= 2 * (self._files.workers + batch):
+            return False
+        size = sum(self._expected if way.size is None else way.size for way in held) + self._expected
+        return size <= IN_HAND and not any(way.alone for way in held) and not _is_heavy(job.source)
+
+    def _prepare(self, job: Job) -> _Ready | None:
+        """The photo with its faces, or None if its output is there already."""
+        loaded = self._read(job)
+        if loaded is None:
+            return None
+        restorer = self.restorer.get()
+        picture, options = self._task.enter(restorer, loaded.photo, self._options)
+        height, width = restorer.result_size(picture, options)
+        with self._finding:
+            prepared = restorer.prepare(picture, options) if options.tile is None else None
+        return _Ready(loaded, prepared, picture.nbytes + 3 * height * width * picture.itemsize)
+
+    def _enter(self, way: _Way) -> None:
+        """Send a prepared photo on: to the network, or past it."""
+        assert way.preparing is not None
+        preparing, way.preparing = way.preparing, None
+        try:
+            ready = preparing.result()
+        except Exception as error:
+            way.outcome = _known(_failure(way.job, error))
+            return
+        if ready is None:
+            way.outcome = _known(Outcome(way.job, "skipped"))
+            return
+        self._expected = way.size = ready.size
+        if ready.prepared is not None and ready.prepared.waiting:
+            assert self._gatherer is not None
+            self._gatherer.add((way, ready), ready.prepared.waiting)
+            return
+        self._leave(way, ready)
+
+    def _drive(self, ahead: Sequence[_Way], ways: Sequence[_Way]) -> None:
+        """Keep the network busy with what is there, or wait until something is."""
+        gatherer = self._gatherer
+        if gatherer is not None:
+            with self._stop.at_once():
+                launched = gatherer.launch()
+                busy = gatherer.flying == IN_FLIGHT or (gatherer.flying > 0 and not ahead)
+                landed = gatherer.collect(wait=busy)
+            for one in landed:
+                self._leave(*one.key, one)
+            if launched or landed:
+                return
+        awaited: list[Future[Any] | None] = [ahead[0].preparing] if ahead else []
+        awaited += [ways[0].outcome] if ways else []
+        awaited += [self.restorer.needed] if gatherer is None else []
+        with self._stop.at_once():
+            pause = POLL if gatherer is not None and gatherer.flying else None
+            wait([future for future in awaited if future is not None], pause, FIRST_COMPLETED)
+
+    def _leave(self, way: _Way, ready: _Ready, landed: Landed[Any] = NOTHING) -> None:
+        """Have a photo finished and written when the network is done with it, or has nothing to do for it."""
+        restorer = self.restorer.made.result()
+        loaded, prepared = ready.loaded, ready.prepared
+        try:
+            if landed.error is not None:
+                raise landed.error
+            with self._stop.at_once():
+                if prepared is None:
+                    whole = self._task(restorer, loaded.photo, self._options)
+                elif restorer.upscaler is not None:
+                    prepared = restorer.enlarge(prepared)
+        except Exception as error:
+            way.outcome = _known(_failure(way.job, error))
+            return
+        if prepared is None:
+            way.outcome = self._writers.submit(self._write, way.job, loaded, *whole)
+        else:
+            way.outcome = self._writers.submit(self._finish, way.job, loaded, prepared, landed)
+
+    def _finish(self, job: Job, loaded: _Loaded, prepared: Prepared, landed: Landed[Any]) -> Outcome:
+        restorer = self.restorer.made.result()
+        try:
+            restored = restorer.finish(prepared, landed.pictures, landed.seconds)
+            photo, restored = self._task.leave(restorer, loaded.photo, self._options, restored)
+        except Exception as error:
+            return _failure(job, error)
+        return self._write(job, loaded, photo, restored)
 
     def _read(self, job: Job) -> _Loaded | None:
         """The photo, or None if its output is there already."""
@@ -306,26 +447,7 @@ class _Work:
             image_io.require_room(job.target, photo, format=_format(job, photo))
         return _Loaded(photo, content)
 
-    def _one(self, job: Job, reading: Future[_Loaded | None]) -> tuple[Future[Outcome], bool]:
-        """What will become of one photo, and whether no other should be in memory beside it."""
-        try:
-            with self._stop.at_once():
-                loaded = reading.result()
-        except Exception as error:
-            return _known(_failure(job, error)), False
-        if loaded is None:
-            return _known(Outcome(job, "skipped")), False
-        restorer = self._require_restorer()
-        try:
-            with self._stop.at_once():
-                photo, restored = self._task(restorer, loaded.photo, self._options)
-        except Exception as error:
-            return _known(_failure(job, error)), False
-        runtime = restorer.runtime.description
-        heavy = restored.image.nbytes > HEAVY_PIXELS
-        return self._writers.submit(self._write, job, loaded, photo, restored, runtime), heavy
-
-    def _write(self, job: Job, loaded: _Loaded, photo: image_io.Photo, restored: Restored, runtime: str) -> Outcome:
+    def _write(self, job: Job, loaded: _Loaded, photo: image_io.Photo, restored: Restored) -> Outcome:
         ledger = self._ledgers.get(job.folder)
         before = loaded.photo
         try:
@@ -342,11 +464,14 @@ class _Work:
         except Exception as error:
             self._give_up_if_hopeless(error, job)
             return _failure(job, error)
+        runtime = self.restorer.made.result().runtime.description
         missing = self._complete(job, loaded, restored, format)
         failed = (f"a face was left as it was: {face.reason}" for face in restored.faces if face.status == "failed")
         notes = (*restored.notes, *lost, *failed)
         status: Status = "partly" if missing else _status(restored)
-        return Outcome(job, status, restored.faces, runtime, restored.seconds, notes, missing)
+        # Outcomes wait for their turn, and pictures of faces are large.
+        faces = tuple(replace(face, crop=None, picture=None) for face in restored.faces)
+        return Outcome(job, status, faces, runtime, restored.seconds, notes, missing)
 
     def _complete(self, job: Job, loaded: _Loaded, restored: Restored, format: str | None) -> tuple[str, ...]:
         """Write what goes with an output that is there, and record it if it is whole; what could not be written."""
@@ -367,12 +492,14 @@ class _Work:
         if _number(error) in HOPELESS:
             self.hopeless = f"stopped: {_explain(error, job)}"
 
-    def _require_restorer(self) -> Restorer:
-        if self._restorer is None:
-            with self._stop.at_once():
-                self._restorer = self._load()
-            self._require_settings()
-        return self._restorer
+    def _make_restorer(self) -> None:
+        with self._stop.at_once():
+            restorer = self._load()
+        self._require_settings()
+        self._gatherer = Gatherer(restorer.runtime)
+        # A network that takes one face at a time is slower than a detector, which takes hundreds of megabytes.
+        self._finding = threading.Semaphore(1 if self._gatherer.limit == 1 else self._files.workers)
+        self.restorer.made.set_result(restorer)
 
     def _require_settings(self) -> None:
         if self._make_settings is not None and not self._settings:
@@ -385,6 +512,10 @@ def _is_heavy(path: Path) -> bool:
         return path.stat().st_size > HEAVY_FILE
     except (OSError, ValueError):
         return False
+
+
+def _is_done(future: Future[Any] | None) -> bool:
+    return future is not None and future.done()
 
 
 def _known(outcome: Outcome) -> Future[Outcome]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import cv2
@@ -25,8 +26,9 @@ STRIP_PIXELS = 1 << 21
 Array = NDArray[Any]
 
 
+@lru_cache(maxsize=4)
 def feathered_mask(size: int) -> NDArray[np.float32]:
-    """Paste weights [size, size] in 0..1: a box with soft edges, 0 at the border of the crop.
+    """Paste weights [size, size] in 0..1: a box with soft edges, 0 at the border of the crop. Not to be written to.
 
     The convolution of a box with a Gaussian in closed form: a difference of error functions, for each axis.
     """
@@ -35,7 +37,9 @@ def feathered_mask(size: int) -> NDArray[np.float32]:
     edge = SIGMA * math.sqrt(2)
     profile = (erf((at - INSET) / edge) + erf((1 - INSET - at) / edge)) / 2
     mask = np.outer(profile, profile)
-    return np.where(mask < CUTOFF, 0, mask).astype(np.float32)
+    weights = np.where(mask < CUTOFF, 0, mask).astype(np.float32)
+    weights.flags.writeable = False
+    return weights
 
 
 def full_mask(size: int) -> NDArray[np.float32]:

@@ -15,7 +15,9 @@ Faces come most confident first. Positions are those of the picture given, integ
 """
 
 import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -100,7 +102,9 @@ def load_detector(
     session = open_session(Path(path), device, "detector", DetectorError)
     family, outputs, fixed = _recognise(session, Path(path))
     least = family.threshold if threshold is None else threshold
-    return _OnnxDetector(session, family, outputs, fixed, long_side, least)
+    # On a GPU, several pictures at once would take as many times the memory and no less time.
+    turn: AbstractContextManager[object] = threading.Lock() if device == "cuda" else nullcontext()
+    return _OnnxDetector(session, family, outputs, fixed, long_side, least, turn)
 
 
 def retinaface_anchors(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -309,6 +313,7 @@ class _OnnxDetector:
     """Height and width of the network's input, or None if they are free."""
     long_side: int
     threshold: float
+    turn: AbstractContextManager[object]
 
     @property
     def family(self) -> str:
@@ -335,7 +340,8 @@ class _OnnxDetector:
     def _run(self, pixels: NDArray[np.float32]) -> list[NDArray[Any]]:
         batch = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
         try:
-            outputs = self.session.run(self.outputs, {self.session.get_inputs()[0].name: batch})
+            with self.turn:
+                outputs = self.session.run(self.outputs, {self.session.get_inputs()[0].name: batch})
         except Exception as error:  # onnxruntime's exceptions share no narrower base
             height, width = pixels.shape[:2]
             raise DetectorError(f"face detection failed at {width} x {height}: {first_line(error)}") from error

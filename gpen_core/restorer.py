@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -157,6 +157,29 @@ class Restored:
         return sum(face.status == "failed" for face in self.faces)
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A picture whose faces are found, on its way to be restored.
+
+    image, options: as they were given. faces: as detected; those to be restored have that status already. matrices,
+    crops: for each of those, the map from the picture to the crop [2, 3], and the crop, S x S x 3. canvas: the picture
+    at the result's size, once made. seconds: as `Restored` has them.
+    """
+
+    image: Canvas
+    options: Options
+    faces: tuple[RestoredFace, ...]
+    matrices: tuple[Matrix, ...]
+    crops: tuple[Image, ...]
+    seconds: dict[str, float]
+    canvas: Canvas | None = None
+
+    @property
+    def waiting(self) -> tuple[Image, ...]:
+        """The crops that the network is to restore: none where the picture is to stay as it is."""
+        return self.crops if self.options.strength > 0 else ()
+
+
 class Restorer:
     """Restores the faces of pictures. Calls share nothing but the networks, so threads can call it at once."""
 
@@ -236,25 +259,59 @@ class Restorer:
 
         image: H x W x 3 RGB, uint8 or uint16. No face is no error: the picture comes back as it was.
         """
+        if options.tile is not None:
+            _check(image)
+            return self._tiled(image, options, options.tile)
+        prepared = self.prepare(image, options)
+        started = time.perf_counter()
+        pictures = self.runtime(prepared.waiting)
+        return self.finish(prepared, pictures, time.perf_counter() - started)
+
+    def prepare(self, image: Canvas, options: Options = Options()) -> Prepared:
+        """The first of three stages: find the faces of a picture and cut out their crops.
+
+        A call does the same as the three: `prepare`, the network on what is `waiting`, `finish`. Different pictures may
+        be in different stages at the same time, and share a batch. Not for `options.tile`. Raises as a call does.
+        """
         _check(image)
+        if options.tile is not None:
+            raise UsageError("a picture that is restored in tiles has no stages")
         if options.mask == "parse" and self.parser is None:
             raise UsageError("the mask parse needs a face parser: --parser, or parser= of Restorer.load")
+        self.result_size(image, options)
         clock = _Clock()
-        if options.tile is not None:
-            return self._tiled(image, options, options.tile, clock)
         view = to_depth(image, np.uint8)
         faces = self._faces(view, options)
         clock.lap("detect")
-        chosen = [i for i, face in enumerate(faces) if face.status == "restored"]
-        matrices = [self._matrix(faces[i], view, options) for i in chosen]
+        matrices = [self._matrix(face, view, options) for face in faces if face.status == "restored"]
         crops = [crop(view, matrix, self.config.input_size) for matrix in matrices]
-        del view
         clock.lap("align")
-        pictures = self._restore(crops, options)
-        clock.lap("restore")
-        result = self._background(image, options, clock)
+        return Prepared(image, options, tuple(faces), tuple(matrices), tuple(crops), clock.laps)
+
+    def enlarge(self, prepared: Prepared) -> Prepared:
+        """With its canvas made, which `finish` does otherwise: an up-scaler's work belongs beside the network's."""
+        clock = _Clock(prepared.seconds)
+        canvas = self._background(prepared.image, prepared.options)
+        clock.lap("background")
+        return replace(prepared, canvas=canvas, seconds=clock.laps)
+
+    def finish(self, prepared: Prepared, pictures: Sequence[Image | None], seconds: float = 0.0) -> Restored:
+        """The last stage: paste the restored faces into the picture.
+
+        pictures: T x T x 3 for each that was `waiting`, None where the network failed. seconds: what they took. The
+        canvas, if it has been made, becomes the result.
+        """
+        image, options = prepared.image, prepared.options
+        clock = _Clock({**prepared.seconds, "restore": seconds})
+        result = self._background(image, options) if prepared.canvas is None else prepared.canvas
+        if prepared.canvas is None and (result.shape != image.shape or self.upscaler is not None):
+            clock.lap("background")
         scale_x, scale_y = image.shape[1] / result.shape[1], image.shape[0] / result.shape[0]
-        for i, matrix, seen, picture in zip(chosen, matrices, crops, pictures, strict=True):
+        faces = list(prepared.faces)
+        chosen = [i for i, face in enumerate(faces) if face.status == "restored"]
+        made = pictures if options.strength > 0 else prepared.crops
+        for i, matrix, seen, given in zip(chosen, prepared.matrices, prepared.crops, made, strict=True):
+            picture = None if given is None else finished(given, seen, options)
             faces[i] = _outcome(faces[i], seen, picture, options)
             if picture is None:
                 continue
@@ -266,9 +323,22 @@ class Restorer:
         clock.lap("paste")
         return Restored(result, tuple(faces), clock.laps, _notes(faces, options))
 
-    def _tiled(self, image: Canvas, options: Options, tile: int, clock: _Clock) -> Restored:
+    def result_size(self, image: Canvas, options: Options) -> tuple[int, int]:
+        """Height and width of the result. Raises ImageError if it would be too large."""
+        height, width = _shrunk_size(image, options.long_side)
+        scale = self._scale(options)
+        if scale * height * scale * width > MAX_RESULT:
+            raise ImageError(
+                f"enlarged {scale} times it would have {scale * width} x {scale * height} pixels, too many"
+            )
+        return scale * height, scale * width
+
+    def _tiled(self, image: Canvas, options: Options, tile: int) -> Restored:
         """The whole picture at the result's size, restored in tiles."""
-        result = self._background(image, options, clock)
+        clock = _Clock()
+        result = self._background(image, options)
+        if result.shape != image.shape or self.upscaler is not None:
+            clock.lap("background")
         view = to_depth(result, np.uint8)
         size = self.config.input_size
 
@@ -312,21 +382,18 @@ class Restorer:
         pairs = zip(pictures, crops, strict=True)
         return [None if picture is None else finished(picture, seen, options) for picture, seen in pairs]
 
-    def _background(self, image: Canvas, options: Options, clock: _Clock) -> Canvas:
+    def _scale(self, options: Options) -> int:
+        return options.upscale or (1 if self.upscaler is None else self.upscaler.scale)
+
+    def _background(self, image: Canvas, options: Options) -> Canvas:
         """A new array for the result: the picture at the result's size."""
+        height, width = self.result_size(image, options)
         small = shrunk(image, options.long_side)
-        scale = options.upscale or (1 if self.upscaler is None else self.upscaler.scale)
-        height, width = (scale * side for side in small.shape[:2])
-        if height * width > MAX_RESULT:
-            raise ImageError(f"enlarged {scale} times it would have {width} x {height} pixels, too many")
         if self.upscaler is not None:
-            large = self.upscaler(small, scale)
-        elif scale > 1:
-            large = np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_LANCZOS4))
-        else:
-            return small.copy(order="C") if small is image else small
-        clock.lap("background")
-        return large
+            return self.upscaler(small, self._scale(options))
+        if small.shape[:2] != (height, width):
+            return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_LANCZOS4))
+        return small.copy(order="C") if small is image else small
 
     def _mask(self, picture: Canvas, options: Options) -> Weights:
         """Paste weights over the crop for a restored face."""
@@ -381,12 +448,18 @@ def finished(picture: Image, seen: Image, options: Options) -> Canvas:
 
 def shrunk(image: Canvas, long_side: int | None) -> Canvas:
     """The picture averaged down until its longer side has `long_side` pixels; itself if it has no more."""
+    height, width = _shrunk_size(image, long_side)
+    if (height, width) == image.shape[:2]:
+        return image
+    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA))
+
+
+def _shrunk_size(image: Canvas, long_side: int | None) -> tuple[int, int]:
     height, width = image.shape[:2]
     if long_side is None or max(height, width) <= long_side:
-        return image
+        return height, width
     ratio = long_side / max(height, width)
-    size = (max(1, round(width * ratio)), max(1, round(height * ratio)))
-    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA))
+    return max(1, round(height * ratio)), max(1, round(width * ratio))
 
 
 def stretched(picture: Canvas, size: int) -> Canvas:
@@ -441,8 +514,8 @@ def _check(image: NDArray[np.generic]) -> None:
 class _Clock:
     """Seconds between laps, by name."""
 
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
+    def __init__(self, laps: Mapping[str, float] | None = None) -> None:
+        self.laps = dict(laps or {})
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:

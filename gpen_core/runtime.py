@@ -13,10 +13,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpen_core.config import GeneratorConfig
@@ -34,6 +35,8 @@ OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", 
 COMPILATIONS = 64
 # Sides of the up-scaler's tiles, in cells of its grid.
 LARGEST_TILE, SMALLEST_TILE = 256, 32
+# Batches of one request on their way: the device has the next one before the last one's pictures are read.
+ON_THEIR_WAY = 2
 # Global switches of PyTorch can't be set for one thread alone.
 SWITCHES = threading.RLock()
 logger = logging.getLogger(__name__)
@@ -199,31 +202,55 @@ class Runtime:
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
-        results: list[Image | None] = []
-        while len(results) < len(crops):
-            waiting = crops[len(results) :]
-            taken, bucket = min(len(waiting), self.max_batch), 0
-            if self.options.compile:
-                taken, bucket = plan_batches(len(waiting), self.max_batch)[0]
-            done = self._attempt(waiting[:taken], bucket)
-            if done is None:
-                self._shrink(taken)
-                continue
-            results += done
-        return results
+        return self.submit(crops).result()
 
-    def _attempt(self, crops: Sequence[Image], bucket: int) -> list[Image | None] | None:
-        """Results for one batch, or None if memory ran out."""
+    def submit(self, crops: Sequence[Image]) -> Submitted:
+        """Start on S x S crops; what `__call__` returns and raises comes from the result.
+
+        On a GPU this returns as soon as the work is queued there, so that the next crops can be queued behind it; on a
+        CPU when it is done. Of more crops than a few batches, the first are waited for.
+        """
+        batches: list[Batch] = []
+        taken = 0
+        while taken < len(crops):
+            waiting = crops[taken:]
+            count, bucket = min(len(waiting), self.max_batch), 0
+            if self.options.compile:
+                count, bucket = plan_batches(len(waiting), self.max_batch)[0]
+            batch = self._launch(waiting[:count], bucket)
+            if batch is None:
+                self._shrink(count)
+                continue
+            batches.append(batch)
+            taken += count
+            if len(batches) > ON_THEIR_WAY:
+                batches[-1 - ON_THEIR_WAY].result()
+        return Submitted(tuple(batches))
+
+    def _launch(self, crops: Sequence[Image], bucket: int) -> Batch | None:
+        """One call of the network, or None if memory ran out."""
         padded = [*crops, *[crops[-1]] * (bucket - len(crops))]
         try:
             with self._lock, switches(self.device, self.precision, self.options), torch.inference_mode():
-                images, finite = (value.cpu().numpy() for value in self._run(self._upload(padded)))
+                images, finite, event = self._download(*self._run(self._upload(padded)))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        pairs = list(zip(images[: len(crops)], finite[: len(crops)], strict=True))
-        return [image if ok else self._again(crop) for crop, (image, ok) in zip(crops, pairs, strict=True)]
+        return Batch(crops, images, finite, event, self._collect)
+
+    def _collect(self, batch: Batch) -> list[Image | None]:
+        """The pictures of a batch, waited for. What went wrong on the device shows here."""
+        crops = batch.crops
+        try:
+            images, finite = batch.fetch()
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._shrink(len(crops))
+            return self(crops)
+        pairs = zip(crops, images, finite, strict=False)
+        return [image if ok else self._again(crop) for crop, image, ok in pairs]
 
     def _again(self, crop: Image) -> Image | None:
         """One crop whose result was not finite, in float32 where that is new; None if it still isn't."""
@@ -236,19 +263,38 @@ class Runtime:
 
     def _shrink(self, failed: int) -> None:
         if self.device.type == "cuda":
-            if isinstance(self._run, Compiled):
-                self._run.forget()
-            torch.cuda.empty_cache()
+            with self._lock:
+                # Earlier batches may still be on their way through the graphs.
+                torch.cuda.synchronize(self.device)
+                if isinstance(self._run, Compiled):
+                    self._run.forget()
+                torch.cuda.empty_cache()
         if failed == 1:
             raise DeviceError(f"out of memory on {self.device} with a single {self.config.output_size} px face")
         self.max_batch = max(1, failed // 2)
         logger.warning("out of memory with %d faces at once; going on with %d", failed, self.max_batch)
 
     def _upload(self, crops: Sequence[Image]) -> Tensor:
-        stacked = torch.from_numpy(np.stack(crops))
+        """[B, S, S, 3] on the device, perhaps still on its way there."""
         if self.device.type == "cpu":
-            return stacked
-        return stacked.pin_memory().to(self.device, non_blocking=True)
+            return torch.from_numpy(np.stack(crops))
+        # PyTorch keeps pinned memory for the next batches, and from those until the copy has been made.
+        pinned = torch.empty((len(crops), *crops[0].shape), dtype=torch.uint8, pin_memory=True)
+        np.stack(crops, out=pinned.numpy())
+        return pinned.to(self.device, non_blocking=True)
+
+    def _download(self, images: Tensor, finite: Tensor) -> tuple[Tensor, Tensor, Event | None]:
+        """The results on the host, and the event from which on they are there; None if they are there now."""
+        if self.device.type == "cpu":
+            return images, finite, None
+        pictures, flags = (
+            torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+            for value in (images, finite)
+        )
+        # Blocking: a thread that waits leaves its core to those that prepare the next photos.
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        return pictures, flags, event
 
     def _prepared(self, precision: str) -> Callable[[Tensor], Tensor]:
         """The generator on the device in a precision; the given one stays untouched."""
@@ -279,6 +325,72 @@ class Runtime:
             return pictures.permute(0, 2, 3, 1).contiguous(), finite
 
         return step
+
+
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that is used here."""
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Batch:
+    """Crops in one call of the network, on their way through it.
+
+    images, finite: on the host, valid from `event` on, or at once without one; they may be longer than the crops.
+    collect: makes the results of a batch.
+    """
+
+    def __init__(
+        self,
+        crops: Sequence[Image],
+        images: Tensor,
+        finite: Tensor,
+        event: Event | None,
+        collect: Callable[[Batch], list[Image | None]],
+    ) -> None:
+        self.crops = crops
+        self._sent: tuple[Tensor, Tensor] | None = (images, finite)
+        self._event = event
+        self._collect = collect
+        self._results: list[Image | None] = []
+
+    def done(self) -> bool:
+        """Whether the result is there without a wait."""
+        return self._sent is None or self._event is None or self._event.query()
+
+    def result(self) -> list[Image | None]:
+        """A picture for each crop, or None; waits for them. Frees what only the way needed."""
+        if self._sent is not None:
+            self._results = self._collect(self)
+            self._sent = None
+        return self._results
+
+    def fetch(self) -> tuple[Image, NDArray[np.bool_]]:
+        """[B, T, T, 3] and [B] that own their memory, waited for."""
+        assert self._sent is not None
+        images, finite = (value.numpy() for value in self._sent)
+        if self._event is None:
+            return images, finite
+        self._event.synchronize()
+        # Pinned memory is scarce, and wanted by the next batch.
+        return images.copy(), finite.copy()
+
+
+@dataclass(frozen=True, eq=False)
+class Submitted:
+    """Crops on their way through a `Runtime`, in one or several batches."""
+
+    batches: tuple[Batch, ...]
+
+    def done(self) -> bool:
+        """Whether the result is there without a wait."""
+        return all(batch.done() for batch in self.batches)
+
+    def result(self) -> list[Image | None]:
+        """What `Runtime.__call__` returns; waits for it. Raises what the network or the device raised."""
+        return [picture for batch in self.batches for picture in batch.result()]
 
 
 class Upscaler:
@@ -366,7 +478,8 @@ class Compiled:
                 self.step(entering)
         torch.cuda.current_stream(pixels.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads may wait for earlier batches, or detect faces on the device.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             leaving = self.step(entering)
         return graph, entering, leaving
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError
 from gpen_core.files import sha256
-from gpen_core.runtime import Runtime, RuntimeOptions, choose_device
+from gpen_core.runtime import Runtime, RuntimeOptions, Submitted, choose_device
 from gpen_core.types import Image
 
 SIDECAR = ".json"
@@ -161,9 +161,18 @@ class PackageRuntime:
         """Run once for each of the given batch sizes, so that later calls don't wait."""
         self._runtime.warm_up(batches)
 
+    @property
+    def max_batch(self) -> int:
+        """Faces in one call."""
+        return self._runtime.max_batch
+
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
         return self._runtime(crops)
+
+    def submit(self, crops: Sequence[Image]) -> Submitted:
+        """Start on S x S crops, as `Runtime.submit` does."""
+        return self._runtime.submit(crops)
 
 
 def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
@@ -15,8 +15,23 @@ from gpen_core.pixels import luma, round_to
 from gpen_core.restorer import Options, Restored, Restorer
 from gpen_core.types import Canvas
 
-Task = Callable[[Restorer, Photo, Options], tuple[Photo, Restored]]
-"""A photo in, a photo and what became of its faces out."""
+
+@dataclass(frozen=True)
+class Task:
+    """What is done with a photo: the restorer's work, and what comes before and after it.
+
+    enter: the picture and the options that the restorer gets for a photo, given the user's options. leave: the photo
+    that its result becomes, and that result as it is to be told of.
+    """
+
+    enter: Callable[[Restorer, Photo, Options], tuple[Canvas, Options]]
+    leave: Callable[[Restorer, Photo, Options, Restored], tuple[Photo, Restored]]
+
+    def __call__(self, restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+        """A photo in, a photo and what became of its faces out."""
+        picture, inner = self.enter(restorer, photo, options)
+        return self.leave(restorer, photo, options, restorer(picture, inner))
+
 
 VERBS = {"restoration": "enhance", "colorization": "colorize", "inpainting": "inpaint", "seg2face": "seg2face"}
 STRIP_ROWS = 256
@@ -29,25 +44,36 @@ def require_task(restorer: Restorer, task: str) -> None:
         raise UsageError(f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]}, or other --weights")
 
 
-def restore(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
-    """Restore the faces of a photo."""
-    restored = restorer(photo.pixels, replace(options, grey=photo.grey))
+def _plain(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
+    return photo.pixels, replace(options, grey=photo.grey)
+
+
+def _with_result(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
     return photo.with_pixels(restored.image), restored
 
 
-def colorize(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
-    """Give the faces of a photo colour; its own colours, if any, are dropped first.
+restore = Task(_plain, _with_result)
+"""Restore the faces of a photo."""
 
-    Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new.
-    """
-    grey = np.repeat(grey_of(photo.pixels)[..., None], 3, axis=2)
-    restored = restorer(grey, replace(options, grey=False))
+
+def _without_colour(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
+    return _grey(photo), replace(options, grey=False)
+
+
+def _coloured(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
     size = restorer.config.output_size
     image = restored.image
-    if not (options.aligned and grey.shape[:2] == (size, size)):
-        image = with_luma_of(grey, image)
+    if not (options.aligned and photo.pixels.shape[:2] == (size, size)):
+        image = with_luma_of(_grey(photo), image)
     coloured = replace(photo, grey=False, icc=None if photo.grey else photo.icc)
     return coloured.with_pixels(image), replace(restored, image=image)
+
+
+colorize = Task(_without_colour, _coloured)
+"""Give the faces of a photo colour; its own colours, if any, are dropped first.
+
+Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new.
+"""
 
 
 def inpaint(holes: NDArray[np.bool_] | None) -> Task:
@@ -57,7 +83,7 @@ def inpaint(holes: NDArray[np.bool_] | None) -> Task:
     white strokes, as GPEN's authors draw them.
     """
 
-    def task(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
+    def enter(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
         missing = find_holes(photo) if holes is None else holes
         if missing.shape != photo.pixels.shape[:2]:
             raise ImageError(
@@ -68,7 +94,10 @@ def inpaint(holes: NDArray[np.bool_] | None) -> Task:
             raise ImageError("nothing to fill: no transparent or pure white pixels; give the holes with --mask-image")
         painted = photo.pixels.copy()
         painted[missing] = np.iinfo(painted.dtype).max
-        restored = restorer(painted, replace(options, aligned=True, grey=photo.grey))
+        return painted, replace(options, aligned=True, grey=photo.grey)
+
+    def leave(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
+        missing = find_holes(photo) if holes is None else holes
         image = np.where(missing[..., None], restored.image, photo.pixels)
         filled = photo.with_pixels(image)
         if filled.alpha is not None:
@@ -77,23 +106,33 @@ def inpaint(holes: NDArray[np.bool_] | None) -> Task:
             filled = replace(filled, alpha=alpha)
         return filled, replace(restored, image=image)
 
-    return task
+    return Task(enter, leave)
 
 
-def seg2face(restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
-    """A face of the network's size from a label map drawn in colours. Labels are not mixed when the map is resized."""
+def _labels(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
     size = restorer.config.input_size
     if photo.width != photo.height:
         raise ImageError(f"a label map is square; this one has {photo.width} x {photo.height} pixels")
     labels = cv2.resize(photo.rgb8(), (size, size), interpolation=cv2.INTER_NEAREST)
-    restored = restorer(np.asarray(labels), replace(options, aligned=True, grey=False))
+    return np.asarray(labels), replace(options, aligned=True, grey=False)
+
+
+def _face(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
     plain = replace(photo, grey=False, alpha=None, icc=None)
     return plain.with_pixels(restored.image), restored
+
+
+seg2face = Task(_labels, _face)
+"""A face of the network's size from a label map drawn in colours. Labels are not mixed when the map is resized."""
 
 
 def keeps_alpha(task: Task) -> bool:
     """Whether a photo comes out of a task with the transparency that it went in with."""
     return task in (restore, colorize)
+
+
+def _grey(photo: Photo) -> Canvas:
+    return np.repeat(grey_of(photo.pixels)[..., None], 3, axis=2)
 
 
 def find_holes(photo: Photo) -> NDArray[np.bool_]:

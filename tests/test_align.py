@@ -118,3 +118,13 @@ def test_region() -> None:
     assert region(shifted, 64, 20, 30) == (9, 19, 20, 30)
     x0, y0, x1, y1 = region(np.array([[1.0, 0, 500], [0, 1.0, 0]]), 64, 100, 100)
     assert x0 >= x1 or y0 >= y1
+
+
+def test_inverse_maps_undo_maps() -> None:
+    matrix = similarity(np.array([[0.0, 0], [9, 2], [4, 7]]), np.array([[100.0, 50], [130, 90], [80, 95]]))
+    points = np.array([[0.0, 0], [511, 3], [-40, 1e4]])
+    assert apply(invert(matrix), apply(matrix, points)) == pytest.approx(points, abs=1e-9)
+    stretched = whole_matrix(640, 31, 512)
+    assert compose(invert(stretched), stretched) == pytest.approx(np.eye(3)[:2], abs=1e-12)
+    with pytest.raises(np.linalg.LinAlgError):
+        invert(np.array([[1.0, 2, 0], [2, 4, 0]]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import fidelity, plots, report
+from bench import fidelity, plots, report, stream
 from bench.cases import SUITES, Case
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
@@ -140,3 +140,25 @@ def test_a_table_is_made_between_its_marks(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(report.TABLES, "cpu", lambda: "NEW")
     text = "a\n<!-- bench:cpu -->\nold\n<!-- /bench:cpu -->\nb"
     assert report.render(text) == "a\n<!-- bench:cpu -->\nNEW\n<!-- /bench:cpu -->\nb"
+
+
+@pytest.mark.parametrize("as_stream", [True, False])
+def test_a_stream_of_photos_gives_a_row(as_stream: bool, tmp_path: Path) -> None:
+    (case, _) = stream.cases("cpu", 3, True, 640, "cpu")
+    row = stream.measure(replace(case, stream=as_stream))
+    assert row["faces"] == 24
+    assert row["faces_per_batch"] == 1
+    assert 0 < row["busy_share"] <= 1
+    assert row["detector"] == "stand-in that knows the faces"
+    (tmp_path / "stream.json").write_text(json.dumps({"suite": "stream", "rows": [row]}))
+    assert f"| {100 * row['busy_share']:.0f} % |" in report.stream(tmp_path)
+    assert "stream.json" in report.machines(tmp_path)
+
+
+def test_a_stream_that_nobody_measured(tmp_path: Path) -> None:
+    assert report.stream(tmp_path) == "Not measured yet."
+
+
+def test_the_busy_share_is_of_the_time_from_start_to_end() -> None:
+    assert stream.busy_share([(0.0, 1.0, 8), (1.0, 2.5, 8), (3.0, 4.0, 1)]) == pytest.approx(3.5 / 4)
+    assert stream.busy_share([(7.0, 9.0, 8)]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +24,8 @@ from gpen_convert import retinaface
 from gpen_core import detect
 from gpen_core.config import Provenance
 from gpen_core.detect import Candidates, Detector, load_detector
-from gpen_core.errors import DetectorError, DeviceError, UsageError
+from gpen_core.errors import DetectorError, DeviceError, GpenError, UsageError
+from gpen_core.sessions import open_session
 from gpen_core.types import Face, Image
 from tests.stand_in import fill_state
 from tests.test_retinaface_net import mobilenet_shapes
@@ -381,6 +383,41 @@ def test_cuda_without_its_provider_is_an_error(tmp_path: Path) -> None:
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has its CUDA provider")
     failing(lambda: opened(tmp_path, centerface_stub(), device="cuda"), DeviceError)
+
+
+class MeetingSession:
+    """A session that tells whether two calls of it ever met."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._meeting = threading.Barrier(2)
+        self.met = False
+
+    def run(self, *arguments: Any) -> Any:
+        try:
+            self._meeting.wait(0.2)
+            self.met = True
+        except threading.BrokenBarrierError:
+            self._meeting.reset()
+        return self._session.run(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def test_a_gpu_looks_at_one_picture_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = []
+
+    def meeting(path: Path, device: str, what: str, failure: type[GpenError]) -> MeetingSession:
+        sessions.append(MeetingSession(open_session(path, "cpu", what, failure)))
+        return sessions[-1]
+
+    monkeypatch.setattr(detect, "open_session", meeting)
+    detector = opened(tmp_path, centerface_stub(), device="cuda")
+    picture = np.zeros((64, 64, 3), np.uint8)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(detector, [picture] * 2)) == [[], []]
+    assert [session.met for session in sessions] == [False]
 
 
 # The real detector

@@ -24,7 +24,7 @@ LAYERS = (
     ("checkpoint", "rrdb"),
     ("kernels", "winograd"),
     ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
-    ("backend",),
+    ("backend", "gather"),
     ("find", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli", "__main__"),
 )

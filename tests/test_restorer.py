@@ -578,3 +578,49 @@ def test_two_threads_never_meet() -> None:
 
 def test_seconds_by_step() -> None:
     assert list(restorer(identity, FACES["turned"])(PICTURE).seconds) == ["detect", "align", "restore", "paste"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(),
+        Options(strength=0),
+        Options(only="largest", upscale=2, match_color=True, grain=1),
+        Options(long_side=150),
+        Options(keep_crops=True, min_face=40),
+    ],
+)
+def test_the_stages_do_what_a_call_does(options: Options) -> None:
+    run = restorer(without_channel_0, *FACES.values())
+    expected = run(PICTURE, options)
+    prepared = run.prepare(PICTURE, options)
+    pictures = run.runtime(prepared.waiting)
+    for one in (prepared, run.enlarge(prepared)):
+        result = run.finish(one, pictures, seconds=2.5)
+        assert np.array_equal(result.image, expected.image)
+        assert [(f.status, f.reason) for f in result.faces] == [(f.status, f.reason) for f in expected.faces]
+        assert result.notes == expected.notes
+        assert result.seconds["restore"] == 2.5
+    assert bool(prepared.waiting) is (options.strength > 0)
+    assert run.result_size(PICTURE, options) == expected.image.shape[:2]
+
+
+def test_preparing_runs_no_network() -> None:
+    def never(x: Tensor) -> Tensor:
+        raise AssertionError
+
+    prepared = restorer(never, FACES["turned"], FACES["outside"]).prepare(PICTURE)
+    assert [crop.shape for crop in prepared.waiting] == [(64, 64, 3)] * 2
+
+
+def test_tiles_have_no_stages() -> None:
+    with pytest.raises(UsageError, match="tiles"):
+        restorer(identity).prepare(PICTURE, Options(tile=64))
+
+
+def test_a_result_that_is_too_large_costs_no_network() -> None:
+    def never(x: Tensor) -> Tensor:
+        raise AssertionError
+
+    with pytest.raises(ImageError, match="too many"):
+        restorer(never, FACES["turned"]).prepare(np.zeros((8000, 8000, 3), np.uint8), Options(upscale=4))
