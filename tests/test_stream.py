@@ -110,10 +110,9 @@ def test_batches_hold_faces_of_several_photos_and_each_gets_its_own_back(tmp_pat
     summary, _ = stream(tmp_path, device, after=8)
     assert summary.counts == {"restored": PHOTOS}
     assert [photo for batch in device.batches for photo in batch] == [n for n in range(PHOTOS) for _ in range(FACES)]
-    # At first no more than two photos are in hand. While the device was busy with two batches the others gathered.
+    # At first no more than two photos are in hand. While the device was busy the others gathered.
     assert device.batches[0] in ([0] * FACES, [0] * FACES + [1] * FACES)
-    assert len(device.batches[2]) == BATCH
-    assert len(set(device.batches[2])) > 1
+    assert any(len(batch) == BATCH and len(set(batch)) > 1 for batch in device.batches[1:3])
     for photo in range(PHOTOS):
         pixels = image_io.read(tmp_path / "out" / f"{photo}.png").pixels
         assert (pixels[:20] == level_of(photo)).all()
