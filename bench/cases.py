@@ -12,6 +12,7 @@ NETWORKS = {
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",
+    "reference-compiled": "the real original ($GPEN_REFERENCE), torch.compile",
     "onnxruntime": "ONNX Runtime on the original's graph",
     "openvino": "OpenVINO on the original's graph",
 }
@@ -63,4 +64,16 @@ ON_CPU = (
     Case("shared", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("original", "fp32", "cpu", batches=(1,), fidelity=False),
 )
+# Where $GPEN_REFERENCE is set. Its weights are its own: there is nothing to compare its pictures with.
+REFERENCES = {
+    "gpu": (
+        Case("reference", "tf32", "cuda", fidelity=False),
+        Case("reference", "fp16", "cuda", fidelity=False),
+        Case("reference-compiled", "fp16", "cuda", fidelity=False),
+    ),
+    "cpu": (
+        Case("reference", "fp32", "cpu", batches=(1,), fidelity=False),
+        Case("reference-compiled", "fp32", "cpu", batches=(1,), fidelity=False),
+    ),
+}
 SUITES = {"gpu": WATERFALL[:-1] + SIZES + WATERFALL[-1:], "cpu": ON_CPU}

@@ -35,8 +35,8 @@ def build(case: Case, device: torch.device) -> Network:
         return Original(config, legacy_tensors(config), device, dtype)
     if case.network in ("onnxruntime", "openvino"):
         return foreign(case)
-    if case.network == "reference":
-        return reference(device, dtype)
+    if case.network.startswith("reference"):
+        return reference(case, device, dtype)
     generator = random_generator(config)
     if case.network.startswith("kernels"):
         from gpen_core.kernels import FusedGenerator
@@ -88,7 +88,7 @@ def foreign(case: Case) -> Network:
     return lambda image: torch.from_numpy(session.run(None, {"input": image.numpy()})[0])
 
 
-def reference(device: torch.device, dtype: torch.dtype) -> Network:
+def reference(case: Case, device: torch.device, dtype: torch.dtype) -> Network:
     """The real original where the user has it: $GPEN_REFERENCE names a file with a function
     `build(size) -> nn.Module`."""
     path = os.environ.get("GPEN_REFERENCE")
@@ -96,10 +96,11 @@ def reference(device: torch.device, dtype: torch.dtype) -> Network:
         raise SystemExit("set GPEN_REFERENCE to a Python file with a function build(size) that returns the network")
     space: dict[str, Any] = {}
     exec(compile(Path(path).read_text(), path, "exec"), space)
-    module = space["build"](512).to(device, dtype).eval()
+    module = space["build"](case.size).to(device, dtype).eval()
+    run = torch.compile(module, dynamic=False) if case.network == "reference-compiled" else module
 
     def network(image: Tensor) -> Tensor:
-        output = module(image.to(dtype))
+        output = run(image.to(dtype))
         picture: Tensor = output[0] if isinstance(output, tuple) else output
         return picture.float()
 
