@@ -75,7 +75,7 @@ def test_a_summary_is_median_and_p90() -> None:
 
 
 def test_cases_survive_json() -> None:
-    for case in (case for suite in SUITES.values() for case in suite):
+    for case in (case for cases in SUITES.values() for case in cases):
         assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
 
 
