@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ def examine(weights: str, detector: str) -> list[Finding]:
     found.append(Finding("preset", "ok", f"{name}: {PRESETS[name].summary} (--preset {name}, or auto)"))
     if "onnxruntime" in modules:
         found.append(_providers(gpu_memory is not None))
-    found += [_detector(detector), _weights(weights)]
+    found += [_detector(detector), *_weights(weights)]
     if not any(finding.state == "missing" for finding in found):
         found += [_trial(weights), _compiler()]
     return [*found, *_formats()]
@@ -176,14 +177,21 @@ def _load_detector(path: Path) -> str:
     return load_detector(path).family
 
 
-def _weights(name: str) -> Finding:
-    from gpen_weights import resolve
-
+def _weights(name: str) -> list[Finding]:
     try:
-        path = resolve(name)
+        paths = _weight_files(name)
     except GpenError as error:
-        return Finding("weights", "missing", _one_line(error), "gpen-core weights list")
-    return _tried("weights", str(path), lambda: _load_metadata(path))
+        return [Finding("weights", "missing", _one_line(error), "gpen-core weights list")]
+    return [_tried("weights", str(path), partial(_load_metadata, path)) for path in paths]
+
+
+def _weight_files(name: str) -> list[Path]:
+    """What `enhance` would take, the smallest network first."""
+    from gpen_weights import DEFAULT_GENERATOR, find_restorers, resolve
+
+    if name != "auto":
+        return [resolve(name)]
+    return find_restorers((".safetensors",)) or [resolve(DEFAULT_GENERATOR)]
 
 
 def _load_metadata(path: Path) -> str:
@@ -209,10 +217,9 @@ def _trial(weights: str) -> Finding:
 
     from gpen_core.checkpoint import load_generator
     from gpen_core.runtime import Runtime
-    from gpen_weights import resolve
 
     try:
-        generator = load_generator(resolve(weights))
+        generator = load_generator(_weight_files(weights)[0])
         runtime = Runtime(generator, generator.config)
         grey = np.full((generator.config.input_size, generator.config.input_size, 3), 128, np.uint8)
         started = time.perf_counter()

@@ -162,6 +162,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "detect_size": 640,
             "detector_device": "cuda",
             "upscaler_tile": None,
+            "memory": None,
         }
     ]
 
