@@ -23,8 +23,8 @@ WeightFiles = str | Path | Sequence[str | Path]
 """A path or name of weights, several of them, or "auto": one file for each size that is on this machine."""
 
 AUTO = "auto"
-# On ten portraits, blurred, halved and noisy, gpen-open-256 came closer to the truth than gpen-open-512 at crops of up to
-# 288 px, by PSNR, and less close from 320 px on.
+# On ten portraits, blurred, halved and noisy, gpen-open-256 came closer to the truth (by PSNR) than gpen-open-512 at
+# crops of up to 288 px, and less close from 320 px on.
 COVERS = 1.125
 """How much longer than a network's input the side of a crop may be in the photo, for that network to suit it."""
 

@@ -410,7 +410,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(work)
     monkeypatch.setenv("GPEN_CORE_HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    detector = FixedDetector([face_at(50, 60, 18), face_at(150, 80, 60)])
+    detector = FixedDetector([face_at(50, 60, 17), face_at(150, 80, 60)])
     monkeypatch.setattr("gpen_core.restorer.load_detector", lambda path, **options: detector)
     (work / "detector.onnx").write_bytes(centerface_stub())
     (work / "in").mkdir()
