@@ -479,7 +479,7 @@ def _process(
 @app.command()
 def doctor(
     weights: Annotated[
-        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`; auto: one for each size.")
     ] = DEFAULT_WEIGHTS,
     detector: Annotated[
         str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
