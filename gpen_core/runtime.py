@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
+from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
 from gpen_core.model import Generator
 from gpen_core.pixels import from_network, to_network
 from gpen_core.rrdb import RRDBNet, upscale
@@ -116,6 +117,23 @@ def choose_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def largest_batch(options: RuntimeOptions, device: torch.device) -> int:
+    """Faces in one call of the network at most."""
+    return options.max_batch or (8 if device.type == "cuda" else 1)
+
+
+def estimate_footprint(config: GeneratorConfig, values: int, options: RuntimeOptions) -> Footprint:
+    """Memory of a generator whose tensors have so many values, on the device. Raises UsageError and DeviceError."""
+    device = choose_device(options.device)
+    width = 2 if choose_precision(options.precision, device) in LOW else 4
+    batch, face = largest_batch(options, device), width * largest_map(config)
+    if options.compile and device.type == "cuda":
+        return Footprint(width * values, KERNEL_MAPS * face, batch, keeps=options.cuda_graphs)
+    # On a CPU the float32 weights stay beside others, and the compiler stores them once more.
+    stored = width if device.type == "cuda" else (4 if width == 4 else 6) * (1 + options.compile)
+    return Footprint(stored * values, EAGER_MAPS * face, batch)
+
+
 def plan_batches(count: int, largest: int) -> list[tuple[int, int]]:
     """(crops, bucket) for each call: together `count` crops, in buckets of at most `largest`.
 
@@ -154,7 +172,7 @@ class Runtime:
         self.precision = choose_precision(options.precision, self.device)
         if self.precision in LOW and not isinstance(generator, Generator):
             self.precision = "fp32"
-        self.max_batch = options.max_batch or (8 if self.device.type == "cuda" else 1)
+        self.max_batch = largest_batch(options, self.device)
         self._lock = threading.RLock()
         set_allocator(self.device, options)
         self.compiler = self._choose_compiler() if options.compile else "eager"

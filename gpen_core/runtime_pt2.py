@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
+from gpen_core.config import METADATA_KEY, GeneratorConfig, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError
 from gpen_core.files import sha256
-from gpen_core.runtime import Runtime, RuntimeOptions, Submitted, choose_device
+from gpen_core.footprint import Footprint, exported_footprint
+from gpen_core.runtime import Runtime, RuntimeOptions, Submitted, choose_device, largest_batch
 from gpen_core.types import Image
 
 SIDECAR = ".json"
@@ -139,10 +140,7 @@ class PackageRuntime:
 
     def __init__(self, path: str | Path, *, device: str = "auto", max_batch: int | None = None) -> None:
         path = Path(path)
-        sidecar = read_sidecar(path)
-        wanted = sidecar.machine.device if device == "auto" else device
-        if torch.device(choose_device(wanted)).type != sidecar.machine.device:
-            raise DeviceError(f"{path}: compiled for {sidecar.machine.device}, not for {device}")
+        wanted = _device_for(path, read_sidecar(path), device)
         sidecar, network = load_package(path, choose_device(wanted))
         most = None if max_batch is None else min(max_batch, sidecar.batches[1])
         self.config = sidecar.weights.config
@@ -178,9 +176,7 @@ class PackageRuntime:
 def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
     """The sidecar and the network, which checks each input. Raises CheckpointError and DeviceError before loading."""
     sidecar = read_sidecar(path)
-    obstacle = sidecar.machine.obstacle(describe_machine(device))
-    if obstacle:
-        raise DeviceError(f"{path}: {obstacle}; export it again here")
+    _require_machine(path, sidecar, device)
     loader = _open(path, device)
     low, high = sidecar.batches
     size = sidecar.weights.config.input_size
@@ -194,6 +190,19 @@ def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
         return result
 
     return sidecar, network
+
+
+def survey(path: Path, device: str = "auto", max_batch: int | None = None) -> tuple[GeneratorConfig, Footprint, str]:
+    """The format of a package's pictures, its memory and its precision, without loading it.
+
+    Raises as `PackageRuntime` does.
+    """
+    sidecar = read_sidecar(path)
+    chosen = choose_device(_device_for(path, sidecar, device))
+    _require_machine(path, sidecar, chosen)
+    batch = min(largest_batch(RuntimeOptions(max_batch=max_batch), chosen), sidecar.batches[1])
+    config, width = sidecar.weights.config, 4 if sidecar.dtype == "fp32" else 2
+    return config, exported_footprint(config, path.stat().st_size, batch, width), sidecar.dtype
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -265,6 +274,20 @@ def processor_features() -> tuple[str, ...]:
         if name.strip() == "Features":
             return tuple(sorted(set(values.split())))
     return (torch.backends.cpu.get_cpu_capability(),)
+
+
+def _device_for(path: Path, sidecar: Sidecar, device: str) -> str:
+    """The device that a package runs on. Raises DeviceError if another one is asked for."""
+    wanted = sidecar.machine.device if device == "auto" else device
+    if choose_device(wanted).type != sidecar.machine.device:
+        raise DeviceError(f"{path}: compiled for {sidecar.machine.device}, not for {device}")
+    return wanted
+
+
+def _require_machine(path: Path, sidecar: Sidecar, device: torch.device) -> None:
+    obstacle = sidecar.machine.obstacle(describe_machine(device))
+    if obstacle:
+        raise DeviceError(f"{path}: {obstacle}; export it again here")
 
 
 def _read_binding(path: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ import gpen_weights
 from gpen_convert import export
 from gpen_convert.export import difference, export_generator, probe
 from gpen_core import runtime_pt2
-from gpen_core.backend import CropRuntime
+from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig
@@ -230,6 +230,30 @@ def test_another_device(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_contradictions(options: dict[str, Any], message: str, made: Path) -> None:
     with pytest.raises(UsageError, match=message):
         Restorer.load(made, None, **options)
+
+
+def test_it_goes_with_other_sizes(made: Path, tmp_path: Path) -> None:
+    larger = replace(SMALL, input_size=16)
+    restorer = Restorer.load([converted(tmp_path, larger), made], None)
+    assert restorer.runtime.description == "cpu fp32 ahead of time 8/16 px"
+    for side, used in ((8, made), (16, tmp_path / "net.safetensors")):
+        restored = restorer(smooth_picture(side, side), Options(aligned=True))
+        assert [face.weights for face in restored.faces] == [str(used)]
+    assert restorer.runtime.description == "cpu fp32 ahead of time, cpu fp32 eager 8/16 px"
+
+
+def test_obstacles_show_before_it_is_loaded(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, memory = survey_weights(package, max_batch=99)
+    assert config == SMALL
+    assert (memory.weights, memory.batch) == (package.stat().st_size, 15)
+    with pytest.raises(UsageError, match="compiled already"):
+        survey_weights(package, compile=True)
+    with pytest.raises(UsageError, match="--precision bf16"):
+        survey_weights(package, precision="bf16")
+    here = replace(describe_machine(CPU), torch="1.0")
+    monkeypatch.setattr(runtime_pt2, "describe_machine", lambda device: here)
+    with pytest.raises(DeviceError, match=r"compiled for PyTorch .*; this is 1\.0"):
+        survey_weights(package)
 
 
 def test_running_needs_no_compiler_and_no_settings(made: Path, tmp_path: Path) -> None:
