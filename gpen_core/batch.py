@@ -339,8 +339,9 @@ class _Work:
                 ahead.append(_Way(job, _is_heavy(job.source), self._readers.submit(self._prepare, job)))
                 ways.append(ahead[-1])
             self._drive(ahead, ways)
-            while ways and ways[0].outcome is not None and ways[0].outcome.done():
-                yield ways.popleft().outcome.result()  # type: ignore[union-attr]
+            while ways and (outcome := ways[0].outcome) is not None and outcome.done():
+                ways.popleft()
+                yield outcome.result()
 
     def _has_room(self, job: Job, ways: Sequence[_Way]) -> bool:
         """Whether one more photo may be in memory."""

@@ -296,7 +296,7 @@ class Runtime:
         """[B, S, S, 3] on the device, perhaps still on its way there."""
         if self.device.type == "cpu":
             return torch.from_numpy(np.stack(crops))
-        # PyTorch keeps pinned memory for the next batches, and from those until the copy has been made.
+        # PyTorch's allocator gives pinned memory out again, but not before the copies from it are made.
         pinned = torch.empty((len(crops), *crops[0].shape), dtype=torch.uint8, pin_memory=True)
         np.stack(crops, out=pinned.numpy())
         return pinned.to(self.device, non_blocking=True)
