@@ -31,7 +31,7 @@ from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Runtime, RuntimeOptions
 from gpen_core.selection import COVERS, Candidate, Selection, find_all, load_weights
 from gpen_core.types import Image
-from tests.exported import converted
+from tests.exported import WITHOUT_TORCH, converted, run_process
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture
 from tests.test_detect import centerface_stub
@@ -285,7 +285,7 @@ def test_footprints() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_published_networks_fit_their_presets(size: int) -> None:
-    """All four, if there is one face at a time; the estimate is for the device that a preset is for."""
+    """One face at a time on a CPU; a network of 2048 px runs alone there."""
     multiplier, narrow = (1, 0.5) if size == 256 else (2, 1.0)
     full = {4: 512, 8: 512, 16: 512, 32: 512, **{r: 16384 * multiplier // r for r in (64, 128, 256, 512, 1024, 2048)}}
     channels = tuple(int(width * narrow) for r, width in full.items() if r <= size)
@@ -375,6 +375,18 @@ def test_exported_files_go_with_converted_ones(tmp_path: Path) -> None:
         load_weights([paths[0], onnx], precision="bf16")
     with pytest.raises(UsageError, match="--backend onnx"):
         load_weights([paths[0], onnx], backend="onnx")
+
+
+def test_exported_files_need_no_torch(tmp_path: Path) -> None:
+    paths = [converted(tmp_path, small_config(size), str(size)) for size in (16, 32)]
+    for path in paths:
+        export_generator(path, format="onnx")
+    face = tmp_path / "face.png"
+    assert cv2.imwrite(str(face), smooth_picture(30, 30))
+    named = [part for path in paths for part in ("--weights", path.with_suffix(".onnx"))]
+    done = run_process(WITHOUT_TORCH, ["enhance", face, "--aligned", *named, "--json"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [Path(used["weights"]).name for used in json.loads(done.stdout)["faces"]] == ["32.onnx"]
 
 
 def test_options_reach_every_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
