@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -21,7 +22,8 @@ from bench.cases import Case
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
 from gpen_core.config import GeneratorConfig
-from gpen_core.runtime import LOW, RuntimeOptions, lower, switches
+from gpen_core.model import Generator
+from gpen_core.runtime import LOW, RuntimeOptions, compiled_ahead, compiles_ahead, lower, switches
 
 Network = Callable[[Tensor], Tensor]
 PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16"}
@@ -42,6 +44,8 @@ def build(case: Case, device: torch.device) -> Network:
         from gpen_core.kernels import FusedGenerator
 
         return FusedGenerator(generator, device, dtype)
+    if case.network == "inductor" and compiles_ahead(device):
+        return first_compiled(generator, case.precision)
     generator = generator.to(device)
     if device.type == "cuda":
         generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -56,6 +60,16 @@ def build(case: Case, device: torch.device) -> Network:
         return compiled
     plain: Network = generator
     return plain
+
+
+def first_compiled(generator: Generator, precision: str) -> Network:
+    """What `--compile` runs on a CPU, compiled or loaded by the first call, as torch.compile does it."""
+    made = functools.cache(lambda: compiled_ahead(generator, precision))
+
+    def network(image: Tensor) -> Tensor:
+        return made()(image)
+
+    return network
 
 
 def config_of(case: Case) -> GeneratorConfig:

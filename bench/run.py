@@ -32,6 +32,7 @@ def run_process(case: Case, timeout: float, cache: str) -> dict[str, Any]:
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
+        "GPEN_CORE_HOME": f"{cache}/gpen-core",
     }
     started = time.perf_counter()
     try:

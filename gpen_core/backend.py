@@ -95,12 +95,14 @@ def load_runtime(
     device: str = "auto",
     precision: str = "auto",
     compile: bool = False,
+    cache: Path | None = None,
     max_batch: int | None = None,
 ) -> CropRuntime:
     """A weight file, given by path or name, in the engine it is for.
 
-    backend: torch, onnx, or auto: the one that the file's suffix asks for. Raises MissingWeightsError, CheckpointError,
-    DeviceError, and UsageError for choices that the file or the engine does not have.
+    backend: torch, onnx, or auto: the one that the file's suffix asks for. device, precision, compile, cache,
+    max_batch: as `RuntimeOptions` has them. Raises MissingWeightsError, CheckpointError, DeviceError, and UsageError
+    for choices that the file or the engine does not have.
     """
     path = find_weights(weights, backend)
     suffix = path.suffix.lower()
@@ -121,7 +123,7 @@ def load_runtime(
     from gpen_core.checkpoint import load_generator
     from gpen_core.runtime import Runtime, RuntimeOptions
 
-    options = RuntimeOptions(device=device, precision=precision, compile=compile, max_batch=max_batch)
+    options = RuntimeOptions(device=device, precision=precision, compile=compile, cache=cache, max_batch=max_batch)
     generator = load_generator(path)
     return Runtime(generator, generator.config, options)
 

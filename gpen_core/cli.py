@@ -84,11 +84,14 @@ def enhance(
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the network: the first photo waits for it, the first time on this machine; others are fast.",
+        ),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="With --compile: a folder that keeps what was compiled."),
+        typer.Option(help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[
@@ -434,6 +437,7 @@ def _process(
             device=use.device,
             precision=use.precision or "auto",
             compile=bool(use.compile),
+            cache=use.cache,
             max_batch=use.batch,
             upscaler=use.upscaler,
             parser=use.parser,
@@ -457,7 +461,7 @@ def _process(
     if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
-        _cached(use.cache if work else None),
+        _cached(use.cache if work else None, use.device),
         _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
         bar(len(jobs)) as advance,
     ):
@@ -600,16 +604,22 @@ def compile_ahead(
 ) -> None:
     """Compile now, so that `enhance --compile --cache DIR` with the same choices starts at once."""
     from gpen_core.checkpoint import load_generator
-    from gpen_core.compile_cache import ARTEFACT, cached_in, keep_artefact
-    from gpen_core.runtime import Runtime, RuntimeOptions
+    from gpen_core.compile_cache import ARTEFACT, keep_artefact, writable
+    from gpen_core.package_cache import open_cache, sidecar_for
+    from gpen_core.runtime import Runtime, RuntimeOptions, compiles_ahead
     from gpen_weights import resolve
 
     generator = load_generator(resolve(model, suffixes=(".safetensors",)))
-    options = RuntimeOptions(device=device, precision=precision, compile=True, max_batch=batch)
-    with cached_in(cache):
+    options = RuntimeOptions(device=device, precision=precision, compile=True, cache=cache, max_batch=batch)
+    if not writable(cache):
+        raise UsageError(f"{cache}: can't be written to")
+    with _cached(cache, device):
         runtime = Runtime(generator, generator.config, options)
         runtime.warm_up()
-        whole = keep_artefact(cache)
+        ahead = compiles_ahead(runtime.device)
+        whole = not ahead and keep_artefact(cache)
+    if ahead and not open_cache(cache).holds(sidecar_for(generator, generator.config, runtime.precision)):
+        raise UsageError(f"{cache}: the compiled network could not be kept")
     _say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
 
 
@@ -773,16 +783,17 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _cached(folder: Path | None) -> AbstractContextManager[None]:
-    """Compilations kept in a folder, if one is given."""
+def _cached(folder: Path | None, device: str) -> AbstractContextManager[None]:
+    """Compilations kept in a folder, if one is given and the runtime doesn't do that by itself."""
     if folder is None:
         return nullcontext()
     from gpen_core.backend import require_torch
 
     require_torch()
     from gpen_core.compile_cache import cached_in
+    from gpen_core.runtime import choose_device, compiles_ahead
 
-    return cached_in(folder)
+    return nullcontext() if compiles_ahead(choose_device(device)) else cached_in(folder)
 
 
 def _parser(name: str | None, mask: str) -> str | None:

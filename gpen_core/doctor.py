@@ -73,7 +73,7 @@ def examine(weights: str, detector: str) -> list[Finding]:
         found.append(_providers(gpu_memory is not None))
     found += [_detector(detector), *([_exported_weights(weights)] if onnx_only else _weights(weights))]
     if not any(finding.state == "missing" for finding in found):
-        found += [_trial(weights), *([] if onnx_only else [_compiler()])]
+        found += [_trial(weights), *([] if onnx_only else [_compiler(), _compiled()])]
     return [*found, *_formats()]
 
 
@@ -285,6 +285,23 @@ def _compiler() -> Finding:
         cure = "pip install triton" if device.type == "cuda" else "apt-get install g++"
         return Finding("--compile", "optional", _one_line(error), cure)
     return Finding("--compile", "ok", "has the compiler that it needs")
+
+
+def _compiled() -> Finding:
+    """Where `--compile` keeps networks for the CPU, and how large they are."""
+    from gpen_core.config import megabytes
+    from gpen_core.package_cache import MOST_BYTES, PackageCache, default_folder, distrust
+
+    folder = default_folder()
+    if folder is None:
+        cure = "set GPEN_CORE_HOME to a folder"
+        return Finding("compiled", "optional", "no folder to keep compiled networks in", cure)
+    obstacle = distrust(folder)
+    if obstacle:
+        return Finding("compiled", "optional", f"{folder} can't be used: {obstacle}", "--cache DIR, or remove it")
+    sizes = [size for _, size, _ in PackageCache(folder).entries()]
+    text = f"{folder} keeps {len(sizes)} networks for the CPU, {megabytes(sum(sizes))} of at most"
+    return Finding("compiled", "ok", f"{text} {megabytes(MOST_BYTES)}")
 
 
 def _formats() -> Iterator[Finding]:

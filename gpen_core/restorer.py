@@ -217,6 +217,7 @@ class Restorer:
         device: str = "auto",
         precision: str = "auto",
         compile: bool = False,
+        cache: Path | None = None,
         max_batch: int | None = None,
         upscaler: str | Path | None = None,
         parser: str | Path | None = None,
@@ -235,7 +236,7 @@ class Restorer:
         as a whole. template: name of the crops that the weights were trained on, where their file has it wrong.
         backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch.
         detect_size, detector_device: as `load_detector` has them (long_side, device). device, precision, compile,
-        max_batch, upscaler_tile: as `RuntimeOptions` has them.
+        cache, max_batch, upscaler_tile: as `RuntimeOptions` has them.
 
         Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one that
         can't be used, DeviceError for an absent device.
@@ -250,6 +251,7 @@ class Restorer:
             device=device,
             precision=precision,
             compile=compile,
+            cache=cache,
             max_batch=max_batch,
         )
         config = runtime.config if template is None else replace(runtime.config, template=template_named(template))  # type: ignore[type-var]

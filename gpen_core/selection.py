@@ -154,6 +154,7 @@ def load_weights(
     device: str = "auto",
     precision: str = "auto",
     compile: bool = False,
+    cache: Path | None = None,
     max_batch: int | None = None,
 ) -> CropRuntime:
     """One weight file in its engine, or several as a `Selection`. Raises what `load_runtime` and `Selection` do.
@@ -162,7 +163,13 @@ def load_weights(
     """
     paths = find_all(weights, backend)
     load = partial(
-        load_runtime, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
+        load_runtime,
+        backend=backend,
+        device=device,
+        precision=precision,
+        compile=compile,
+        cache=cache,
+        max_batch=max_batch,
     )
     if len(paths) == 1:
         return load(paths[0])
