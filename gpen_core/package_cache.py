@@ -10,6 +10,7 @@ kept below `MOST_BYTES`, the least recently used entries going first; a named on
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -98,9 +99,9 @@ class PackageCache:
                 entry.rename(old)
             try:
                 temporary.rename(entry)
-            except OSError:
-                # Another process may have been quicker.
-                if not is_folder(entry):
+            except OSError as error:
+                # Another process was quicker. That entry may be away already, for the next one.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
         finally:
             for path in (temporary, old):

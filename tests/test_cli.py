@@ -158,6 +158,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "device": "cpu",
             "precision": "fp32",
             "compile": True,
+            "cache": None,
             "max_batch": None,
             "upscaler": None,
             "parser": None,

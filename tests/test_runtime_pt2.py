@@ -252,7 +252,7 @@ def test_obstacles_show_before_it_is_loaded(package: Path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="--precision bf16"):
         survey_weights(package, precision="bf16")
     here = replace(describe_machine(CPU), torch="1.0")
-    monkeypatch.setattr(runtime_pt2, "describe_machine", lambda device: here)
+    monkeypatch.setattr(ahead, "describe_machine", lambda device: here)
     with pytest.raises(DeviceError, match=r"compiled for PyTorch .*; this is 1\.0"):
         survey_weights(package)
 
