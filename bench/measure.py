@@ -21,9 +21,10 @@ from bench import fidelity
 from bench.cases import Case
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
+from gpen_core.ahead import Fixed
 from gpen_core.config import GeneratorConfig
 from gpen_core.model import Generator
-from gpen_core.runtime import LOW, RuntimeOptions, compiled_ahead, compiles_ahead, lower, switches
+from gpen_core.runtime import LOW, RuntimeOptions, compiled_ahead, lower, switches
 
 Network = Callable[[Tensor], Tensor]
 PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16"}
@@ -35,7 +36,7 @@ def build(case: Case, device: torch.device) -> Network:
     dtype = LOW.get(case.precision, torch.float32)
     if case.network == "original":
         return Original(config, legacy_tensors(config), device, dtype)
-    if case.network in ("onnxruntime", "openvino"):
+    if case.network in ("onnxruntime", "openvino", "openvino-shared"):
         return foreign(case)
     if case.network.startswith("reference"):
         return reference(case, device, dtype)
@@ -44,7 +45,7 @@ def build(case: Case, device: torch.device) -> Network:
         from gpen_core.kernels import FusedGenerator
 
         return FusedGenerator(generator, device, dtype)
-    if case.network == "inductor" and compiles_ahead(device):
+    if case.network == "ahead":
         return first_compiled(generator, case.precision)
     generator = generator.to(device)
     if device.type == "cuda":
@@ -78,18 +79,16 @@ def config_of(case: Case) -> GeneratorConfig:
 
 
 def foreign(case: Case) -> Network:
-    """The original's graph, exported for batch 1 (its grouped convolutions fit no other), in another engine."""
+    """A graph in another engine, exported for batch 1: the original's grouped convolutions fit no other."""
     config = config_of(case)
-    original = Original(config, legacy_tensors(config), torch.device("cpu"), torch.float32)
-
-    class Module(torch.nn.Module):
-        def forward(self, image: Tensor) -> Tensor:
-            return original(image)
-
-    path = Path(tempfile.mkdtemp()) / "original.onnx"
+    if case.network == "openvino-shared":
+        module: torch.nn.Module = Fixed(random_generator(config))
+    else:
+        module = Wrapped(Original(config, legacy_tensors(config), torch.device("cpu"), torch.float32))
+    path = Path(tempfile.mkdtemp()) / "network.onnx"
     example = torch.zeros(1, 3, case.size, case.size)
-    torch.onnx.export(Module(), (example,), str(path), dynamo=False, opset_version=17, input_names=["input"])
-    if case.network == "openvino":
+    torch.onnx.export(module, (example,), str(path), dynamo=False, opset_version=17, input_names=["input"])
+    if case.network.startswith("openvino"):
         import openvino
 
         # Left to itself it computes in bfloat16 where the processor can.
@@ -100,6 +99,17 @@ def foreign(case: Case) -> Network:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda image: torch.from_numpy(session.run(None, {"input": image.numpy()})[0])
+
+
+class Wrapped(torch.nn.Module):
+    """A network as the module that an exporter wants."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.network(image)
 
 
 def reference(case: Case, device: torch.device, dtype: torch.dtype) -> Network:
