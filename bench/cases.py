@@ -9,11 +9,14 @@ NETWORKS = {
     "original": "original formulation, eager",
     "shared": "shared weights, eager",
     "inductor": "shared weights, torch.compile (on a GPU with CUDA graphs)",
+    "ahead": "minimal filters in fp32, compiled ahead of time, as --compile does on a CPU",
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",
+    "reference-compiled": "the real original ($GPEN_REFERENCE), torch.compile",
     "onnxruntime": "ONNX Runtime on the original's graph",
     "openvino": "OpenVINO on the original's graph",
+    "openvino-shared": "OpenVINO on the graph of our ONNX export",
 }
 
 
@@ -21,7 +24,8 @@ NETWORKS = {
 class Case:
     """network: a key of `NETWORKS`. size: S = T in pixels. fidelity: compare with float32 as well.
 
-    warm: a second process is started with the first one's caches, to see how soon it answers.
+    warm: a second process is started with the first one's caches, to see how soon it answers. large_pages: PyTorch asks
+    for them, as the command line has it do; they matter on a CPU.
     """
 
     network: str
@@ -31,10 +35,11 @@ class Case:
     batches: tuple[int, ...] = (1, 8)
     fidelity: bool = True
     warm: bool = False
+    large_pages: bool = True
 
     @property
     def title(self) -> str:
-        return f"{NETWORKS[self.network]}, {self.precision}"
+        return f"{NETWORKS[self.network]}, {self.precision}{'' if self.large_pages else ', small pages'}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,11 +61,26 @@ WATERFALL = (
 )
 SIZES = tuple(Case("kernels", "fp16", "cuda", size, (1, 4), fidelity=False) for size in (256, 1024, 2048))
 ON_CPU = (
-    Case("inductor", "fp32", "cpu", batches=(1,), warm=True),
+    Case("ahead", "fp32", "cpu", batches=(1,), warm=True),
     Case("onnxruntime", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("openvino", "fp32", "cpu", batches=(1,), fidelity=False),
-    Case("inductor", "bf16", "cpu", batches=(1,)),
+    Case("openvino-shared", "fp32", "cpu", batches=(1,), fidelity=False),
+    Case("ahead", "bf16", "cpu", batches=(1,)),
+    Case("inductor", "fp32", "cpu", batches=(1,), fidelity=False),
+    Case("inductor", "fp32", "cpu", batches=(1,), fidelity=False, large_pages=False),
     Case("shared", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("original", "fp32", "cpu", batches=(1,), fidelity=False),
 )
+# Where $GPEN_REFERENCE is set. Its weights are its own: there is nothing to compare its pictures with.
+REFERENCES = {
+    "gpu": (
+        Case("reference", "tf32", "cuda", fidelity=False),
+        Case("reference", "fp16", "cuda", fidelity=False),
+        Case("reference-compiled", "fp16", "cuda", fidelity=False),
+    ),
+    "cpu": (
+        Case("reference", "fp32", "cpu", batches=(1,), fidelity=False),
+        Case("reference-compiled", "fp32", "cpu", batches=(1,), fidelity=False),
+    ),
+}
 SUITES = {"gpu": WATERFALL[:-1] + SIZES + WATERFALL[-1:], "cpu": ON_CPU}

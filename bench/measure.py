@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -20,8 +21,10 @@ from bench import fidelity
 from bench.cases import Case
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
+from gpen_core.ahead import Fixed
 from gpen_core.config import GeneratorConfig
-from gpen_core.runtime import LOW, RuntimeOptions, lower, switches
+from gpen_core.model import Generator
+from gpen_core.runtime import LOW, RuntimeOptions, compiled_ahead, lower, switches
 
 Network = Callable[[Tensor], Tensor]
 PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16"}
@@ -33,15 +36,17 @@ def build(case: Case, device: torch.device) -> Network:
     dtype = LOW.get(case.precision, torch.float32)
     if case.network == "original":
         return Original(config, legacy_tensors(config), device, dtype)
-    if case.network in ("onnxruntime", "openvino"):
+    if case.network in ("onnxruntime", "openvino", "openvino-shared"):
         return foreign(case)
-    if case.network == "reference":
-        return reference(device, dtype)
+    if case.network.startswith("reference"):
+        return reference(case, device, dtype)
     generator = random_generator(config)
     if case.network.startswith("kernels"):
         from gpen_core.kernels import FusedGenerator
 
         return FusedGenerator(generator, device, dtype)
+    if case.network == "ahead":
+        return first_compiled(generator, case.precision)
     generator = generator.to(device)
     if device.type == "cuda":
         generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -58,24 +63,32 @@ def build(case: Case, device: torch.device) -> Network:
     return plain
 
 
+def first_compiled(generator: Generator, precision: str) -> Network:
+    """What `--compile` runs on a CPU, compiled or loaded by the first call, as torch.compile does it."""
+    made = functools.cache(lambda: compiled_ahead(generator, precision))
+
+    def network(image: Tensor) -> Tensor:
+        return made()(image)
+
+    return network
+
+
 def config_of(case: Case) -> GeneratorConfig:
     """GPEN-BFR of the case's size; the published 256 is a narrow one."""
     return published_config(256, 0.5, 1) if case.size == 256 else published_config(case.size)
 
 
 def foreign(case: Case) -> Network:
-    """The original's graph, exported for batch 1 (its grouped convolutions fit no other), in another engine."""
+    """A graph in another engine, exported for batch 1: the original's grouped convolutions fit no other."""
     config = config_of(case)
-    original = Original(config, legacy_tensors(config), torch.device("cpu"), torch.float32)
-
-    class Module(torch.nn.Module):
-        def forward(self, image: Tensor) -> Tensor:
-            return original(image)
-
-    path = Path(tempfile.mkdtemp()) / "original.onnx"
+    if case.network == "openvino-shared":
+        module: torch.nn.Module = Fixed(random_generator(config))
+    else:
+        module = Wrapped(Original(config, legacy_tensors(config), torch.device("cpu"), torch.float32))
+    path = Path(tempfile.mkdtemp()) / "network.onnx"
     example = torch.zeros(1, 3, case.size, case.size)
-    torch.onnx.export(Module(), (example,), str(path), dynamo=False, opset_version=17, input_names=["input"])
-    if case.network == "openvino":
+    torch.onnx.export(module, (example,), str(path), dynamo=False, opset_version=17, input_names=["input"])
+    if case.network.startswith("openvino"):
         import openvino
 
         # Left to itself it computes in bfloat16 where the processor can.
@@ -88,7 +101,18 @@ def foreign(case: Case) -> Network:
     return lambda image: torch.from_numpy(session.run(None, {"input": image.numpy()})[0])
 
 
-def reference(device: torch.device, dtype: torch.dtype) -> Network:
+class Wrapped(torch.nn.Module):
+    """A network as the module that an exporter wants."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.network(image)
+
+
+def reference(case: Case, device: torch.device, dtype: torch.dtype) -> Network:
     """The real original where the user has it: $GPEN_REFERENCE names a file with a function
     `build(size) -> nn.Module`."""
     path = os.environ.get("GPEN_REFERENCE")
@@ -96,10 +120,11 @@ def reference(device: torch.device, dtype: torch.dtype) -> Network:
         raise SystemExit("set GPEN_REFERENCE to a Python file with a function build(size) that returns the network")
     space: dict[str, Any] = {}
     exec(compile(Path(path).read_text(), path, "exec"), space)
-    module = space["build"](512).to(device, dtype).eval()
+    module = space["build"](case.size).to(device, dtype).eval()
+    run = torch.compile(module, dynamic=False) if case.network == "reference-compiled" else module
 
     def network(image: Tensor) -> Tensor:
-        output = module(image.to(dtype))
+        output = run(image.to(dtype))
         picture: Tensor = output[0] if isinstance(output, tuple) else output
         return picture.float()
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.cases import SUITES, Case
+from bench.cases import REFERENCES, SUITES, Case
 
 
 def run_case(case: Case, timeout: float, cache: str) -> dict[str, Any]:
@@ -32,6 +32,8 @@ def run_process(case: Case, timeout: float, cache: str) -> dict[str, Any]:
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
+        "GPEN_CORE_HOME": f"{cache}/gpen-core",
+        "THP_MEM_ALLOC_ENABLE": str(int(case.large_pages)),
     }
     started = time.perf_counter()
     try:
@@ -45,6 +47,11 @@ def run_process(case: Case, timeout: float, cache: str) -> dict[str, Any]:
     return {**row, "process_s": round(time.perf_counter() - started, 1)}
 
 
+def suite(name: str) -> tuple[Case, ...]:
+    """The cases of a suite, with the real original where there is one."""
+    return SUITES[name] + (REFERENCES[name] if os.environ.get("GPEN_REFERENCE") else ())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=sorted(SUITES))
@@ -53,7 +60,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one case")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else None
-    cases = [case for case in SUITES[arguments.suite] if wanted is None or case.network in wanted]
+    cases = [case for case in suite(arguments.suite) if wanted is None or case.network in wanted]
     rows = []
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     # Compilers start with empty caches, and keep them for the later cases.

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from gpen_core.config import PictureFormat
 from gpen_core.errors import MissingWeightsError, UsageError
+from gpen_core.footprint import Footprint
 from gpen_core.types import Image
 
 BACKENDS = ("auto", "torch", "onnx")
@@ -94,19 +95,21 @@ def load_runtime(
     device: str = "auto",
     precision: str = "auto",
     compile: bool = False,
+    cache: Path | None = None,
     max_batch: int | None = None,
 ) -> CropRuntime:
     """A weight file, given by path or name, in the engine it is for.
 
-    backend: torch, onnx, or auto: the one that the file's suffix asks for. Raises MissingWeightsError, CheckpointError,
-    DeviceError, and UsageError for choices that the file or the engine does not have.
+    backend: torch, onnx, or auto: the one that the file's suffix asks for. device, precision, compile, cache,
+    max_batch: as `RuntimeOptions` has them. Raises MissingWeightsError, CheckpointError, DeviceError, and UsageError
+    for choices that the file or the engine does not have.
     """
     path = find_weights(weights, backend)
     suffix = path.suffix.lower()
+    _refuse_compile(path, compile)
     if suffix == ONNX:
         from gpen_core.runtime_onnx import OnnxRuntime
 
-        _refuse(path, compile, "onnxruntime compiles by itself; leave --compile out")
         runtime = OnnxRuntime(path, device=device, max_batch=max_batch)
         _refuse_precision(path, precision, runtime.precision)
         return runtime
@@ -114,16 +117,50 @@ def load_runtime(
     if suffix == PACKAGE:
         from gpen_core.runtime_pt2 import PackageRuntime
 
-        _refuse(path, compile, "it is compiled already; leave --compile out")
         package = PackageRuntime(path, device=device, max_batch=max_batch)
         _refuse_precision(path, precision, package.precision)
         return package
     from gpen_core.checkpoint import load_generator
     from gpen_core.runtime import Runtime, RuntimeOptions
 
-    options = RuntimeOptions(device=device, precision=precision, compile=compile, max_batch=max_batch)
+    options = RuntimeOptions(device=device, precision=precision, compile=compile, cache=cache, max_batch=max_batch)
     generator = load_generator(path)
     return Runtime(generator, generator.config, options)
+
+
+def survey_weights(
+    path: Path,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    compile: bool = False,
+    max_batch: int | None = None,
+) -> tuple[PictureFormat, Footprint]:
+    """The format of a weight file's pictures and the memory of its network, which is not kept.
+
+    Raises what `load_runtime` does with the same choices, as far as that shows before the tensors are read.
+    """
+    suffix = path.suffix.lower()
+    _refuse_compile(path, compile)
+    if suffix == ONNX:
+        from gpen_core import runtime_onnx
+
+        pictures, memory, found = runtime_onnx.survey(path, device, max_batch)
+        _refuse_precision(path, precision, found)
+        return pictures, memory
+    require_torch()
+    if suffix == PACKAGE:
+        from gpen_core import runtime_pt2
+
+        config, memory, found = runtime_pt2.survey(path, device, max_batch)
+        _refuse_precision(path, precision, found)
+        return config, memory
+    from gpen_core.checkpoint import survey
+    from gpen_core.runtime import RuntimeOptions, estimate_footprint
+
+    metadata, values = survey(path)
+    options = RuntimeOptions(device=device, precision=precision, compile=compile, max_batch=max_batch)
+    return metadata.config, estimate_footprint(metadata.config, values, options)
 
 
 def find_weights(weights: str | Path, backend: str = "auto") -> Path:
@@ -134,14 +171,11 @@ def find_weights(weights: str | Path, backend: str = "auto") -> Path:
     """
     from gpen_weights import resolve
 
-    if backend not in BACKENDS:
-        raise UsageError(f"unknown backend {backend!r}; use one of {', '.join(BACKENDS)}")
-    onnx_only = backend == "onnx" or (backend == "auto" and not has_torch())
-    suffixes = (ONNX,) if onnx_only else (".safetensors", PACKAGE) if backend == "torch" else None
+    suffixes = choose_suffixes(backend)
     try:
-        path = resolve(weights) if suffixes is None else resolve(weights, suffixes=suffixes)
+        path = resolve(weights, suffixes=suffixes)
     except MissingWeightsError as error:
-        raise _advised(error, weights) if onnx_only else error from None
+        raise _advised(error, weights) if suffixes == (ONNX,) else error from None
     is_onnx = path.suffix.lower() == ONNX
     if backend == "onnx" and not is_onnx:
         raise UsageError(
@@ -150,6 +184,15 @@ def find_weights(weights: str | Path, backend: str = "auto") -> Path:
     if backend == "torch" and is_onnx:
         raise UsageError(f"{path}: --backend torch can't run an ONNX file; leave it out or say --backend onnx")
     return path
+
+
+def choose_suffixes(backend: str) -> tuple[str, ...]:
+    """How files that a backend can run end, best first. Raises UsageError for an unknown backend."""
+    if backend not in BACKENDS:
+        raise UsageError(f"unknown backend {backend!r}; use one of {', '.join(BACKENDS)}")
+    if backend == "onnx" or (backend == "auto" and not has_torch()):
+        return (ONNX,)
+    return (".safetensors", PACKAGE) if backend == "torch" else (".safetensors", ONNX, PACKAGE)
 
 
 def describe_weights(path: Path) -> list[str]:
@@ -195,9 +238,11 @@ def _advised(error: MissingWeightsError, weights: str | Path) -> MissingWeightsE
     )
 
 
-def _refuse(path: Path, asked: bool, reason: str) -> None:
-    if asked:
-        raise UsageError(f"{path}: {reason}")
+def _refuse_compile(path: Path, asked: bool) -> None:
+    reasons = {ONNX: "onnxruntime compiles by itself", PACKAGE: "it is compiled already"}
+    reason = reasons.get(path.suffix.lower())
+    if asked and reason:
+        raise UsageError(f"{path}: {reason}; leave --compile out")
 
 
 def _refuse_precision(path: Path, asked: str, found: str) -> None:

@@ -93,7 +93,9 @@ class Outcome:
             return f"{self.job.source} -> {self.job.target}: skipped, done before"
         counts = Counter(face.status for face in self.faces)
         faces = f"{len(self.faces)} face{'' if len(self.faces) == 1 else 's'}"
-        others = ", ".join(f"{counts[name]} {name}" for name in ("skipped", "failed") if counts[name])
+        told = [f"{counts[name]} {name}" for name in ("skipped", "failed") if counts[name]]
+        used = Counter(Path(face.weights).stem for face in self.faces if face.weights)
+        others = ", ".join([*told, *(f"{count} by {name}" for name, count in sorted(used.items()))])
         steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
         others = f" ({others})" if others else ""
         return f"{self.job.source} -> {self.job.target}: {faces}{others}, {self.runtime}, {steps}"
@@ -112,6 +114,7 @@ class Outcome:
                     "score": round(face.score, 4),
                     "status": face.status,
                     **({"reason": face.reason} if face.reason else {}),
+                    **({"weights": face.weights} if face.weights else {}),
                 }
                 for face in self.faces
             ],
@@ -336,8 +339,9 @@ class _Work:
                 ahead.append(_Way(job, _is_heavy(job.source), self._readers.submit(self._prepare, job)))
                 ways.append(ahead[-1])
             self._drive(ahead, ways)
-            while ways and ways[0].outcome is not None and ways[0].outcome.done():
-                yield ways.popleft().outcome.result()  # type: ignore[union-attr]
+            while ways and (outcome := ways[0].outcome) is not None and outcome.done():
+                ways.popleft()
+                yield outcome.result()
 
     def _has_room(self, job: Job, ways: Sequence[_Way]) -> bool:
         """Whether one more photo may be in memory."""

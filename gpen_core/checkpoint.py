@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gpen_core.config import METADATA_KEY, WeightsMetadata, describe, megabytes
+from gpen_core.config import METADATA_KEY, GeneratorConfig, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
 from gpen_core.model import Generator
 
@@ -28,6 +29,22 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 def read_metadata(path: str | Path) -> WeightsMetadata:
     """What a converted file says about itself. Raises CheckpointError naming the file."""
     return _read(Path(path), with_tensors=False)[0]
+
+
+def survey(path: str | Path) -> tuple[WeightsMetadata, int]:
+    """What a converted file says about itself, and how many values its tensors have; none of them is read.
+
+    Raises CheckpointError as `load_generator` does, for all that shows without reading them.
+    """
+    path = Path(path)
+    metadata = read_metadata(path)
+    with safe_open(path, framework="pt") as opened:
+        names = list(opened.keys())
+        found = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    expected = _shapes(_blank(metadata.config).state_dict())
+    if expected != found:
+        raise CheckpointError(f"{path}: {describe_difference(expected, found)}")
+    return metadata, sum(map(math.prod, found.values()))
 
 
 def load_tensors(path: str | Path) -> tuple[WeightsMetadata, dict[str, Tensor]]:
@@ -50,10 +67,8 @@ def load_generator(path: str | Path) -> Generator:
 
 def build_generator(metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> Generator:
     """A generator around given tensors, all or nothing."""
-    with torch.device("meta"):
-        model = Generator(metadata.config)
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    model = _blank(metadata.config)
+    expected, found = _shapes(model.state_dict()), _shapes(tensors)
     if expected != found:
         raise CheckpointError(describe_difference(expected, found))
     strange = [name for name, tensor in tensors.items() if tensor.dtype not in FLOATS]
@@ -100,6 +115,16 @@ def describe_difference(
         for kind, names in parts
         if names
     )
+
+
+def _blank(config: GeneratorConfig) -> Generator:
+    """A generator without values."""
+    with torch.device("meta"):
+        return Generator(config)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str, Tensor]]:

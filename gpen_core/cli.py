@@ -39,6 +39,21 @@ DEFAULT_PARSER = "ParseNet-latest"
 DETECT_SIZE = 1280
 WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
+DetectSize = Annotated[
+    int, typer.Option(help="Look for faces at so many pixels on the longer side.", min=32, rich_help_panel=WHICH)
+]
+DetectorDevice = Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=WHICH)]
+Template = Annotated[
+    str | None, typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says.")
+]
+Mask = Annotated[
+    str, typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH)
+]
+ParserFile = Annotated[
+    str | None,
+    typer.Option(help=f"For --mask parse: a path or a name. Default: {DEFAULT_PARSER}.", rich_help_panel=FINISH),
+]
+
 
 @app.command()
 def enhance(
@@ -52,8 +67,13 @@ def enhance(
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="Converted or exported weights: a path or a name from `weights list`.")
-    ] = DEFAULT_WEIGHTS,
+        list[str] | None,
+        typer.Option(
+            help="Converted or exported weights: a path or a name from `weights list`. Several, or auto for those of "
+            "every size that is here: each face goes through the size that suits it. "
+            f"Default: {DEFAULT_WEIGHTS}."
+        ),
+    ] = None,
     detector: Annotated[
         str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
     ] = DEFAULT_DETECTOR,
@@ -64,11 +84,14 @@ def enhance(
     precision: Annotated[str | None, typer.Option(help="auto, fp32, tf32, fp16 or bf16. Default: auto.")] = None,
     compile: Annotated[
         bool | None,
-        typer.Option("--compile/--no-compile", help="Compile the network: slow first photo, fast others."),
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the network: the first photo waits for it, the first time on this machine; others are fast.",
+        ),
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="With --compile: a folder that keeps what was compiled."),
+        typer.Option(help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor."),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[
@@ -100,15 +123,9 @@ def enhance(
     rotate: Annotated[
         str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
     ] = "off",
-    detect_size: Annotated[
-        int,
-        typer.Option(help="Look for faces at so many pixels on the longer side.", min=32, rich_help_panel=WHICH),
-    ] = DETECT_SIZE,
-    detector_device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=WHICH)] = "cpu",
-    template: Annotated[
-        str | None,
-        typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says."),
-    ] = None,
+    detect_size: DetectSize = DETECT_SIZE,
+    detector_device: DetectorDevice = "cpu",
+    template: Template = None,
     aligned: Annotated[
         bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.", rich_help_panel=WHICH)
     ] = False,
@@ -141,14 +158,8 @@ def enhance(
             help="Converted RRDBNet for the background: a path or a name. Without it: Lanczos.", rich_help_panel=SIZES
         ),
     ] = None,
-    mask: Annotated[
-        str,
-        typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH),
-    ] = "box",
-    parser: Annotated[
-        str | None,
-        typer.Option(help=f"For --mask parse: a path or a name. Default: {DEFAULT_PARSER}.", rich_help_panel=FINISH),
-    ] = None,
+    mask: Mask = "box",
+    parser: ParserFile = None,
     match_colour: Annotated[
         bool,
         typer.Option(
@@ -220,12 +231,10 @@ def enhance(
             grain=grain,
             keep_crops=save_faces is not None,
         )
-    if parser is not None and mask != "parse":
-        raise UsageError(f"--parser {parser} has nothing to do with --mask {mask}: add --mask parse")
-    parsing = (parser or DEFAULT_PARSER) if mask == "parse" else None
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
+    names = weights or [DEFAULT_WEIGHTS]
     networks = Networks(
-        weights,
+        names[0] if len(names) == 1 else tuple(names),
         detector,
         upscaler,
         device,
@@ -233,7 +242,7 @@ def enhance(
         compile,
         batch,
         preset,
-        parser=parsing,
+        parser=_parser(parser, mask),
         template=template,
         detect_size=detect_size,
         detector_device=detector_device,
@@ -258,7 +267,12 @@ def colorize(
     weights: Annotated[str, typer.Option(help="Converted colourisation weights.")] = "GPEN-Colorization-1024",
     detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
     device: Device = "auto",
+    template: Template = None,
     strength: Annotated[float, typer.Option(help="0 leaves the photo as it is, 1 colours fully.")] = 1.0,
+    detect_size: DetectSize = DETECT_SIZE,
+    detector_device: DetectorDevice = "cpu",
+    mask: Mask = "box",
+    parser: ParserFile = None,
     aligned: Annotated[bool, typer.Option("--aligned", help="Each photo is one aligned, square face crop.")] = False,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
@@ -269,8 +283,16 @@ def colorize(
     from gpen_core.tasks import colorize as task
 
     with _as_typed():
-        options = Options(strength=strength, aligned=aligned)
-    networks = Networks(weights, detector, device=device)
+        options = Options(strength=strength, aligned=aligned, mask=mask)  # type: ignore[arg-type]
+    networks = Networks(
+        weights,
+        detector,
+        device=device,
+        parser=_parser(parser, mask),
+        template=template,
+        detect_size=detect_size,
+        detector_device=detector_device,
+    )
     _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
 
 
@@ -327,7 +349,7 @@ def seg2face(
 class Networks:
     """Which networks to use, and how to run them. None leaves a choice to the preset, then to the default."""
 
-    weights: str
+    weights: str | tuple[str, ...]
     detector: str
     upscaler: str | None = None
     device: str = "auto"
@@ -342,6 +364,7 @@ class Networks:
     upscaler_tile: int | None = None
     backend: str = "auto"
     cache: Path | None = None
+    memory: int | None = None
 
     def chosen_preset(self, *, work: bool) -> Preset | None:
         """work: there is something to do, so that auto may ask the device."""
@@ -359,6 +382,7 @@ class Networks:
             compile=self.compile if self.compile is not None else bool(chosen and chosen.compile),
             batch=self.batch or (chosen.max_batch if chosen else None),
             upscaler_tile=chosen.tile if chosen else None,
+            memory=chosen.networks if chosen else None,
         )
 
 
@@ -413,6 +437,7 @@ def _process(
             device=use.device,
             precision=use.precision or "auto",
             compile=bool(use.compile),
+            cache=use.cache,
             max_batch=use.batch,
             upscaler=use.upscaler,
             parser=use.parser,
@@ -420,6 +445,7 @@ def _process(
             detect_size=use.detect_size,
             detector_device=use.detector_device,
             upscaler_tile=use.upscaler_tile,
+            memory=use.memory,
         )
         require_task(restorer, kind)
         return restorer
@@ -435,7 +461,7 @@ def _process(
     if use.cache is not None and not use.compile:
         raise UsageError("--cache is for --compile")
     with (
-        _cached(use.cache if work else None),
+        _cached(use.cache if work else None, use.device),
         _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
         bar(len(jobs)) as advance,
     ):
@@ -466,7 +492,7 @@ def _process(
 @app.command()
 def doctor(
     weights: Annotated[
-        str, typer.Option(help="Converted weights: a path or a name from `weights list`.")
+        str, typer.Option(help="Converted weights: a path or a name from `weights list`; auto: one for each size.")
     ] = DEFAULT_WEIGHTS,
     detector: Annotated[
         str, typer.Option(help="Face detector (ONNX): a path or a name; auto: the original's if it is here.")
@@ -578,16 +604,22 @@ def compile_ahead(
 ) -> None:
     """Compile now, so that `enhance --compile --cache DIR` with the same choices starts at once."""
     from gpen_core.checkpoint import load_generator
-    from gpen_core.compile_cache import ARTEFACT, cached_in, keep_artefact
-    from gpen_core.runtime import Runtime, RuntimeOptions
+    from gpen_core.compile_cache import ARTEFACT, keep_artefact, writable
+    from gpen_core.package_cache import open_cache, sidecar_for
+    from gpen_core.runtime import Runtime, RuntimeOptions, compiles_ahead
     from gpen_weights import resolve
 
     generator = load_generator(resolve(model, suffixes=(".safetensors",)))
-    options = RuntimeOptions(device=device, precision=precision, compile=True, max_batch=batch)
-    with cached_in(cache):
+    options = RuntimeOptions(device=device, precision=precision, compile=True, cache=cache, max_batch=batch)
+    if not writable(cache):
+        raise UsageError(f"{cache}: can't be written to")
+    with _cached(cache, device):
         runtime = Runtime(generator, generator.config, options)
         runtime.warm_up()
-        whole = keep_artefact(cache)
+        ahead = compiles_ahead(runtime.device)
+        whole = not ahead and keep_artefact(cache)
+    if ahead and not open_cache(cache).holds(sidecar_for(generator, generator.config, runtime.precision)):
+        raise UsageError(f"{cache}: the compiled network could not be kept")
     _say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
 
 
@@ -751,31 +783,48 @@ def _preset(name: str, device: str) -> str:
     return choose_preset(memory)
 
 
-def _cached(folder: Path | None) -> AbstractContextManager[None]:
-    """Compilations kept in a folder, if one is given."""
+def _cached(folder: Path | None, device: str) -> AbstractContextManager[None]:
+    """Compilations kept in a folder, if one is given and the runtime doesn't do that by itself."""
     if folder is None:
         return nullcontext()
     from gpen_core.backend import require_torch
 
     require_torch()
     from gpen_core.compile_cache import cached_in
+    from gpen_core.runtime import choose_device, compiles_ahead
 
-    return cached_in(folder)
+    return nullcontext() if compiles_ahead(choose_device(device)) else cached_in(folder)
+
+
+def _parser(name: str | None, mask: str) -> str | None:
+    """The parser to load for a mask."""
+    if mask == "parse":
+        return name or DEFAULT_PARSER
+    if name is not None:
+        raise UsageError(f"--parser {name} has nothing to do with --mask {mask}: add --mask parse")
+    return None
 
 
 def _settings(
-    weights: str, backend: str, detector: str | Path | None, upscaler: str | None, parser: str | None, **others: Any
+    weights: str | tuple[str, ...],
+    backend: str,
+    detector: str | Path | None,
+    upscaler: str | None,
+    parser: str | None,
+    **others: Any,
 ) -> str:
     """The fingerprint of all that decides what becomes of a photo."""
-    from gpen_core.backend import find_weights
     from gpen_core.files import sha256
     from gpen_core.ledger import settings_fingerprint
+    from gpen_core.selection import find_all
     from gpen_weights import resolve
 
     names = {"detector": detector, "upscaler": upscaler, "parser": parser}
     files = {key: None if name is None else sha256(resolve(name)) for key, name in names.items()}
-    files["weights"] = sha256(find_weights(weights, backend))
-    return settings_fingerprint({**files, **others})
+    # In whichever order they were named.
+    hashes = sorted(map(sha256, find_all(weights, backend)))
+    said = hashes[0] if len(hashes) == 1 else hashes
+    return settings_fingerprint({**files, "weights": said, **others})
 
 
 def _detector(name: str) -> str | Path:

@@ -1,7 +1,8 @@
-"""What `--compile` compiled, kept in a folder: a later process starts in seconds instead of a minute.
+"""What torch.compile and Triton compiled, kept in a folder: a later process starts in seconds instead of a minute.
 
-A cache fits one PyTorch and one kind of device; elsewhere its entries are ignored and compiled anew. It holds machine
-code and pickles: like any program, take one only from those who may run programs here.
+On a CPU whole networks are kept instead (`package_cache`), where PyTorch can. A cache fits one PyTorch and one kind of
+device; elsewhere its entries are ignored and compiled anew. It holds machine code and pickles: like any program, take
+one only from those who may run programs here.
 """
 
 from __future__ import annotations
@@ -30,16 +31,25 @@ def cached_in(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         place = folder
-        if not _writable(folder):
+        if not writable(folder):
             if not (folder / ARTEFACT).is_file():
                 raise UsageError(f"{folder}: can't be written to, and there is no {ARTEFACT} in it to start from")
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpen-core-")))
-        before = {name: os.environ.get(name) for name in VARIABLES}
-        stack.callback(_set, before)
-        _set({name: str(place.absolute() / part) for name, part in VARIABLES.items()})
+        stack.enter_context(writing_to(place))
         if place is not folder and hasattr(torch.compiler, "load_cache_artifacts"):
             torch.compiler.load_cache_artifacts((folder / ARTEFACT).read_bytes())
         yield
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """PyTorch's compilers read from and write to a folder, meanwhile, in the whole process."""
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    _set({name: str(folder.absolute() / part) for name, part in VARIABLES.items()})
+    try:
+        yield
+    finally:
+        _set(before)
 
 
 def keep_artefact(folder: Path) -> bool:
@@ -57,9 +67,13 @@ def keep_artefact(folder: Path) -> bool:
     return True
 
 
-def _writable(folder: Path) -> bool:
+def writable(folder: Path, mode: int = 0o777) -> bool:
+    """Whether files can be written to a folder, which is made if need be. Raises UsageError if it is a file.
+
+    mode: of a new folder.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return True
     except FileExistsError:

@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,9 +71,9 @@ def examine(weights: str, detector: str) -> list[Finding]:
     found.append(Finding("preset", "ok", f"{name}: {PRESETS[name].summary} (--preset {name}, or auto)"))
     if "onnxruntime" in modules:
         found.append(_providers(gpu_memory is not None))
-    found += [_detector(detector), _exported_weights(weights) if onnx_only else _weights(weights)]
+    found += [_detector(detector), *([_exported_weights(weights)] if onnx_only else _weights(weights))]
     if not any(finding.state == "missing" for finding in found):
-        found += [_trial(weights), *([] if onnx_only else [_compiler()])]
+        found += [_trial(weights), *([] if onnx_only else [_compiler(), _compiled()])]
     return [*found, *_formats()]
 
 
@@ -198,14 +199,21 @@ def _load_detector(path: Path) -> str:
     return load_detector(path).family
 
 
-def _weights(name: str) -> Finding:
-    from gpen_weights import resolve
-
+def _weights(name: str) -> list[Finding]:
     try:
-        path = resolve(name)
+        paths = _weight_files(name)
     except GpenError as error:
-        return Finding("weights", "missing", _one_line(error), "gpen-core weights list")
-    return _tried("weights", str(path), lambda: _load_metadata(path))
+        return [Finding("weights", "missing", _one_line(error), "gpen-core weights list")]
+    return [_tried("weights", str(path), partial(_load_metadata, path)) for path in paths]
+
+
+def _weight_files(name: str) -> list[Path]:
+    """What `enhance` would take, the smallest network first."""
+    from gpen_weights import DEFAULT_GENERATOR, find_restorers, resolve
+
+    if name != "auto":
+        return [resolve(name)]
+    return find_restorers((".safetensors",)) or [resolve(DEFAULT_GENERATOR)]
 
 
 def _exported_weights(name: str) -> Finding:
@@ -255,7 +263,7 @@ def _trial(weights: str) -> Finding:
     from gpen_core.backend import load_runtime
 
     try:
-        runtime = load_runtime(weights)
+        runtime = load_runtime(str(_weight_files(weights)[0]) if weights == "auto" else weights)
         grey = np.full((runtime.config.input_size, runtime.config.input_size, 3), 128, np.uint8)
         started = time.perf_counter()
         (picture,) = runtime([grey])
@@ -277,6 +285,23 @@ def _compiler() -> Finding:
         cure = "pip install triton" if device.type == "cuda" else "apt-get install g++"
         return Finding("--compile", "optional", _one_line(error), cure)
     return Finding("--compile", "ok", "has the compiler that it needs")
+
+
+def _compiled() -> Finding:
+    """Where `--compile` keeps networks for the CPU, and how large they are."""
+    from gpen_core.config import megabytes
+    from gpen_core.package_cache import MOST_BYTES, PackageCache, default_folder, distrust
+
+    folder = default_folder()
+    if folder is None:
+        cure = "set GPEN_CORE_HOME to a folder"
+        return Finding("compiled", "optional", "no folder to keep compiled networks in", cure)
+    obstacle = distrust(folder)
+    if obstacle:
+        return Finding("compiled", "optional", f"{folder} can't be used: {obstacle}", "--cache DIR, or remove it")
+    sizes = [size for _, size, _ in PackageCache(folder).entries()]
+    text = f"{folder} keeps {len(sizes)} networks for the CPU, {megabytes(sum(sizes))} of at most"
+    return Finding("compiled", "ok", f"{text} {megabytes(MOST_BYTES)}")
 
 
 def _formats() -> Iterator[Finding]:

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from gpen_core.align import compose, crop, crop_matrix, scaling, whole_matrix
-from gpen_core.backend import CropRuntime, load_runtime, require_torch
+from gpen_core.align import compose, crop, crop_matrix, scale_of, scaling, whole_matrix
+from gpen_core.backend import CropRuntime, require_torch
 from gpen_core.blend import cover, feathered_mask, full_mask, paste
 from gpen_core.config import PictureFormat, template_named
 from gpen_core.detect import LONG_SIDE, Detector, load_detector
@@ -25,6 +25,7 @@ from gpen_core.masks import Weights, ellipse_mask
 from gpen_core.parse import Parser, load_parser
 from gpen_core.photo import grey_of, to_depth
 from gpen_core.pixels import round_to
+from gpen_core.selection import WeightFiles, input_size, load_weights, weights_used
 from gpen_core.tiling import tiled
 from gpen_core.types import Canvas, Face, Image, Matrix
 
@@ -130,12 +131,14 @@ class RestoredFace(Face):
     """A detected face and what became of it; `reason` explains a face that was not restored.
 
     crop: S x S x 3, what the network saw; picture: T x T x 3, what is pasted. Both only if they are to be kept.
+    weights: the file of the network that it went through, where there was a choice.
     """
 
     status: Status = "restored"
     reason: str = ""
     crop: Image | None = None
     picture: Image | None = None
+    weights: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,12 +211,13 @@ class Restorer:
     @classmethod
     def load(
         cls,
-        weights: str | Path = "gpen-open-512",
+        weights: WeightFiles = "gpen-open-512",
         detector: str | Path | None = "auto",
         *,
         device: str = "auto",
         precision: str = "auto",
         compile: bool = False,
+        cache: Path | None = None,
         max_batch: int | None = None,
         upscaler: str | Path | None = None,
         parser: str | Path | None = None,
@@ -222,22 +226,33 @@ class Restorer:
         detector_device: str = "cpu",
         upscaler_tile: int | None = None,
         backend: str = "auto",
+        memory: int | None = None,
     ) -> Restorer:
         """A restorer from converted or exported weights, a detector, an up-scaler and a parser, each a path or name.
 
+        weights: one network; several, or "auto" for those of every size that is here: then each face goes through the
+        one whose size suits it. memory: bytes that several networks may take together; None means no limit.
         detector: "auto" is the original's where it is on this machine, else centerface; None serves only pictures taken
         as a whole. template: name of the crops that the weights were trained on, where their file has it wrong.
         backend: torch, onnx, or auto, which goes by the file; an up-scaler always runs in PyTorch.
         detect_size, detector_device: as `load_detector` has them (long_side, device). device, precision, compile,
-        max_batch, upscaler_tile: as `RuntimeOptions` has them.
+        cache, max_batch, upscaler_tile: as `RuntimeOptions` has them.
 
         Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one that
         can't be used, DeviceError for an absent device.
         """
         from gpen_weights import default_detector, resolve
 
-        runtime = load_runtime(
-            weights, backend=backend, device=device, precision=precision, compile=compile, max_batch=max_batch
+        runtime = load_weights(
+            weights,
+            memory=memory,
+            template=template,
+            backend=backend,
+            device=device,
+            precision=precision,
+            compile=compile,
+            cache=cache,
+            max_batch=max_batch,
         )
         config = runtime.config if template is None else replace(runtime.config, template=template_named(template))  # type: ignore[type-var]
         found = None
@@ -283,8 +298,10 @@ class Restorer:
         view = to_depth(image, np.uint8)
         faces = self._faces(view, options)
         clock.lap("detect")
-        matrices = [self._matrix(face, view, options) for face in faces if face.status == "restored"]
-        crops = [crop(view, matrix, self.config.input_size) for matrix in matrices]
+        chosen = [i for i, face in enumerate(faces) if face.status == "restored"]
+        sizes = [self._size(faces[i], view, options) for i in chosen]
+        matrices = [self._matrix(faces[i], view, options, size) for i, size in zip(chosen, sizes, strict=True)]
+        crops = [crop(view, matrix, size) for matrix, size in zip(matrices, sizes, strict=True)]
         clock.lap("align")
         return Prepared(image, options, tuple(faces), tuple(matrices), tuple(crops), clock.laps)
 
@@ -312,14 +329,14 @@ class Restorer:
         made = pictures if options.strength > 0 else prepared.crops
         for i, matrix, seen, given in zip(chosen, prepared.matrices, prepared.crops, made, strict=True):
             picture = None if given is None else finished(given, seen, options)
-            faces[i] = _outcome(faces[i], seen, picture, options)
+            faces[i] = self._outcome(faces[i], seen, picture, options)
             if picture is None:
                 continue
             mask = self._mask(picture, options)
             if not mask.any():
                 faces[i] = replace(faces[i], status="failed", reason="the parser sees no face in it")
             to_crop = compose(matrix, scaling(scale_x, scale_y))
-            paste(result, picture, to_crop, self.config.input_size, mask, options.strength, options.grain, 1 / scale_x)
+            paste(result, picture, to_crop, seen.shape[0], mask, options.strength, options.grain, 1 / scale_x)
         clock.lap("paste")
         return Restored(result, tuple(faces), clock.laps, _notes(faces, options))
 
@@ -340,7 +357,7 @@ class Restorer:
         if result.shape != image.shape or self.upscaler is not None:
             clock.lap("background")
         view = to_depth(result, np.uint8)
-        size = self.config.input_size
+        size = input_size(self.runtime, tile)
 
         def run(tiles: Sequence[Image]) -> list[Image | None]:
             pictures = self._restore([stretched(picture, size) for picture in tiles], options)
@@ -348,7 +365,7 @@ class Restorer:
 
         picture = tiled(view, tile, options.stride or max(1, tile // 2), run)
         clock.lap("restore")
-        face = _outcome(self._whole(image), view.copy() if options.keep_crops else view, picture, options)
+        face = self._outcome(self._whole(image), view.copy() if options.keep_crops else view, picture, options, size)
         if picture is not None:
             cover(result, picture, options.strength, options.grain, result.shape[1] / image.shape[1])
         clock.lap("paste")
@@ -370,11 +387,27 @@ class Restorer:
         landmarks = np.array(self.config.template, np.float64) * [width, height]
         return RestoredFace(np.array([0.0, 0.0, width, height]), landmarks, 1.0)
 
-    def _matrix(self, face: Face, view: Image, options: Options) -> Matrix:
+    def _size(self, face: Face, view: Image, options: Options) -> int:
+        """Side of the crop for a face."""
+        if options.aligned:
+            return input_size(self.runtime, view.shape[1])
+        return input_size(self.runtime, 1 / scale_of(crop_matrix(face.landmarks, self.config.template, 1)))
+
+    def _matrix(self, face: Face, view: Image, options: Options, size: int) -> Matrix:
         height, width = view.shape[:2]
         if options.aligned:
-            return whole_matrix(width, height, self.config.input_size)
-        return crop_matrix(face.landmarks, self.config.template, self.config.input_size)
+            return whole_matrix(width, height, size)
+        return crop_matrix(face.landmarks, self.config.template, size)
+
+    def _outcome(
+        self, face: RestoredFace, seen: Image, picture: Canvas | None, options: Options, size: int | None = None
+    ) -> RestoredFace:
+        """What became of a face. size: of the network's input, where it is not that of what was seen."""
+        if options.strength > 0:
+            face = replace(face, weights=weights_used(self.runtime, size or seen.shape[0]))
+        if picture is None:
+            return replace(face, status="failed", reason="the network gave values that are not finite")
+        return replace(face, crop=seen, picture=eight_bit(picture)) if options.keep_crops else face
 
     def _restore(self, crops: Sequence[Image], options: Options) -> list[Canvas | None]:
         """T x T x 3 for each crop, finished, uint8 or float32 in 0..255; None where the network failed."""
@@ -485,12 +518,6 @@ def _unwanted(face: Face, options: Options) -> str:
 
 def _skipped(face: Face, reason: str) -> RestoredFace:
     return RestoredFace(face.box, face.landmarks, face.score, "skipped" if reason else "restored", reason)
-
-
-def _outcome(face: RestoredFace, seen: Image, picture: Canvas | None, options: Options) -> RestoredFace:
-    if picture is None:
-        return replace(face, status="failed", reason="the network gave values that are not finite")
-    return replace(face, crop=seen, picture=eight_bit(picture)) if options.keep_crops else face
 
 
 def _notes(faces: Sequence[RestoredFace], options: Options) -> tuple[str, ...]:

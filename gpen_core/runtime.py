@@ -9,10 +9,12 @@ import contextlib
 import copy
 import importlib.util
 import logging
-import os
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gpen_core.ahead import BATCHES, Fixed, Network, load_package, make_package
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
+from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
 from gpen_core.model import Generator
+from gpen_core.package_cache import PACKAGE, open_cache, sidecar_for
 from gpen_core.pixels import from_network, to_network
 from gpen_core.rrdb import RRDBNet, upscale
 from gpen_core.types import Canvas, Image
+from gpen_core.winograd import WinogradGenerator
 
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 BUCKETS = (1, 2, 4, 8, 16)
@@ -53,6 +59,8 @@ class RuntimeOptions:
     compile: prepare the network for each batch size of `BUCKETS` before it runs. compiler: by whom; one of
     "kernels" (this package's Triton kernels, on a GPU), "inductor" or another backend of torch.compile; "auto" takes
     the kernels where they can run.
+    cache: a folder that keeps what is compiled for a CPU, named by the user, who trusts whoever can write to it; None
+    means a folder of the user's own (`package_cache`).
     max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
     cuda_graphs: record each compiled batch size once and replay it.
     cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
@@ -65,6 +73,7 @@ class RuntimeOptions:
     precision: str = "auto"
     compile: bool = False
     compiler: str = "auto"
+    cache: Path | None = None
     max_batch: int | None = None
     cuda_graphs: bool = True
     cudnn: bool = True
@@ -116,6 +125,23 @@ def choose_precision(name: str, device: torch.device) -> str:
     return name
 
 
+def largest_batch(options: RuntimeOptions, device: torch.device) -> int:
+    """Faces in one call of the network at most."""
+    return options.max_batch or (8 if device.type == "cuda" else 1)
+
+
+def estimate_footprint(config: GeneratorConfig, values: int, options: RuntimeOptions) -> Footprint:
+    """Memory of a generator whose tensors have so many values, on the device. Raises UsageError and DeviceError."""
+    device = choose_device(options.device)
+    width = 2 if choose_precision(options.precision, device) in LOW else 4
+    batch, face = largest_batch(options, device), width * largest_map(config)
+    if options.compile and device.type == "cuda":
+        return Footprint(width * values, KERNEL_MAPS * face, batch, keeps=options.cuda_graphs)
+    # On a CPU the float32 weights stay beside others, and the compiler stores them once more.
+    stored = width if device.type == "cuda" else (4 if width == 4 else 6) * (1 + options.compile)
+    return Footprint(stored * values, EAGER_MAPS * face, batch)
+
+
 def plan_batches(count: int, largest: int) -> list[tuple[int, int]]:
     """(crops, bucket) for each call: together `count` crops, in buckets of at most `largest`.
 
@@ -154,17 +180,26 @@ class Runtime:
         self.precision = choose_precision(options.precision, self.device)
         if self.precision in LOW and not isinstance(generator, Generator):
             self.precision = "fp32"
-        self.max_batch = options.max_batch or (8 if self.device.type == "cuda" else 1)
+        self.max_batch = largest_batch(options, self.device)
         self._lock = threading.RLock()
         set_allocator(self.device, options)
         self.compiler = self._choose_compiler() if options.compile else "eager"
         if self.compiler == "kernels":
             self._run: Step = Compiled(self._step(self._packed()), self.device, options.cuda_graphs)
             return
-        step = self._step(self._prepared(self.precision))
+        if self.compiler == "inductor" and self.device.type == "cpu" and isinstance(generator, Generator):
+            if compiles_ahead(self.device):
+                self.max_batch = min(self.max_batch, BATCHES[1])
+                self._run = self._step(compiled_ahead(generator, self.precision, options.cache))
+                return
+            step = self._step(form_for_cpu(generator, self.precision))
+        else:
+            step = self._step(self._prepared(self.precision))
         if options.compile:
+            require_compiler(self.device)
             compiled: Step = torch.compile(step, fullgraph=True, dynamic=False, backend=self.compiler)
-            step = Compiled(guarded(compiled, self.device), self.device, options.cuda_graphs)
+            freezing = self.device.type == "cpu" and options.cache is None
+            step = Compiled(guarded(compiled, freezing), self.device, options.cuda_graphs)
         self._run = step
 
     @property
@@ -181,7 +216,6 @@ class Runtime:
             raise DeviceError("the kernels need a CUDA device, Triton and a generator that concatenates its features")
         if wanted in ("auto", "kernels") and on_gpu and fits:
             return "kernels"
-        require_compiler(self.device)
         return "inductor" if wanted == "auto" else wanted
 
     def _packed(self) -> Callable[[Tensor], Tensor]:
@@ -278,7 +312,7 @@ class Runtime:
         """[B, S, S, 3] on the device, perhaps still on its way there."""
         if self.device.type == "cpu":
             return torch.from_numpy(np.stack(crops))
-        # PyTorch keeps pinned memory for the next batches, and from those until the copy has been made.
+        # PyTorch's allocator gives pinned memory out again, but not before the copies from it are made.
         pinned = torch.empty((len(crops), *crops[0].shape), dtype=torch.uint8, pin_memory=True)
         np.stack(crops, out=pinned.numpy())
         return pinned.to(self.device, non_blocking=True)
@@ -484,13 +518,63 @@ class Compiled:
         return graph, entering, leaving
 
 
-def guarded(step: Step, device: torch.device) -> Step:
+def compiles_ahead(device: torch.device) -> bool:
+    """Whether a generator is compiled as a whole for a device, which later processes can load: on Linux's CPUs."""
+    can = hasattr(torch._inductor, "aoti_compile_and_package")  # from PyTorch 2.6 on
+    return device.type == "cpu" and sys.platform == "linux" and can
+
+
+def compiled_ahead(generator: Generator, precision: str, cache: Path | None = None) -> Network:
+    """A generator compiled for this CPU: now, or by an earlier process that kept it in the folder `cache`.
+
+    cache: as `RuntimeOptions` has it. Raises DeviceError.
+    """
+    device = torch.device("cpu")
+    kept = open_cache(cache)
+    wanted = sidecar_for(generator, generator.config, precision)
+    found = kept.find(wanted)
+    if found is not None:
+        return found
+    require_compiler(device)
+    writable = kept.writable()
+    if kept.folder is not None and not writable:
+        logger.warning("%s: can't be written to; the network is compiled for this process alone", kept.folder)
+    with tempfile.TemporaryDirectory(prefix="gpen-core-") as folder:
+        package = Path(folder) / PACKAGE
+        try:
+            with SWITCHES:
+                make_package(form_for_cpu(generator, precision), package, wanted, device)
+            network = load_package(package, device)[1]
+        # A compiler raises anything.
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DeviceError(f"--compile: AOTInductor failed ({first}); leave --compile out") from error
+        if writable:
+            try:
+                kept.keep(package, wanted)
+            except OSError as error:
+                logger.warning("%s: the compiled network can't be kept (%s)", kept.folder, error.strerror or error)
+    return network
+
+
+def form_for_cpu(generator: Generator, precision: str) -> nn.Module:
+    """The module that is compiled for a CPU: from float32 [B, 3, S, S] to float32 [B, 3, T, T], as the generator does.
+
+    The one place to choose another form of the network. It may depend on the generator, the precision, the processor
+    and the code of this package, and on nothing else, because packages are kept by these (`package_cache`).
+    """
+    if precision in LOW:
+        generator = copy.deepcopy(generator)
+        lower(generator, LOW[precision])
+        return Fixed(generator)
+    return Fixed(generator, WinogradGenerator(generator))
+
+
+def guarded(step: Step, freezing: bool) -> Step:
     """A torch.compile'd step with room for every bucket, whose failure to compile is one line.
 
-    On a CPU weights are frozen, which lets the compiler store them as its convolutions want them; but not where
-    somebody keeps a cache, because PyTorch caches no frozen graphs.
+    freezing: lets the compiler store weights as a CPU's convolutions want them; PyTorch caches no frozen graphs.
     """
-    freezing = device.type == "cpu" and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
     def run(pixels: Tensor) -> tuple[Tensor, Tensor]:
         from torch._dynamo import config as dynamo

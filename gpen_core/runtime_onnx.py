@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
+from gpen_core.footprint import Footprint, exported_footprint
 from gpen_core.pixels import from_network, to_network
 from gpen_core.types import Image
 
@@ -51,7 +52,7 @@ class OnnxRuntime:
         self._input, self._dtype = entering.name, FLOATS[entering.type]
         self._fixed = entering.shape[0] == 1
         self.device = DEVICES.get(self.session.get_providers()[0], self.session.get_providers()[0])
-        self.precision = self.session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY, "of unknown precision")
+        self.precision = precision_of(self.session)
         self.max_batch = 1 if self._fixed else max_batch or (1 if self.device == "cpu" else 8)
         self._lock = threading.Lock()
 
@@ -175,12 +176,31 @@ def describe_session(session: onnxruntime.InferenceSession, path: Path) -> tuple
     return metadata, metadata.config
 
 
+def survey(path: Path, device: str = "auto", max_batch: int | None = None) -> tuple[PictureFormat, Footprint, str]:
+    """The format of a network's pictures, its memory and its precision, without keeping it.
+
+    Raises as `OnnxRuntime` does.
+    """
+    on_cpu = choose_providers(device, onnxruntime.get_available_providers())[0][0] == CPU
+    session = open_session(path, "cpu")
+    _, pictures = describe_session(session, path)
+    fixed = session.get_inputs()[0].shape[0] == 1
+    batch = 1 if fixed else max_batch or (1 if on_cpu else 8)
+    return pictures, exported_footprint(pictures, path.stat().st_size, batch), precision_of(session)
+
+
+def precision_of(session: onnxruntime.InferenceSession) -> str:
+    """As its file says."""
+    found: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
+    return found.get(PRECISION_KEY, "of unknown precision")
+
+
 def describe_file(path: Path) -> list[str]:
     """What an ONNX generator is, in lines for people. Raises CheckpointError naming the file."""
     session = open_session(path, "cpu")
     metadata, pictures = describe_session(session, path)
     about = session.get_modelmeta()
-    precision = about.custom_metadata_map.get(PRECISION_KEY, "of unknown precision")
+    precision = precision_of(session)
     lines = describe(metadata) if metadata else []
     if not metadata:
         lines = [f"a network of {pictures.input_size} -> {pictures.output_size} px that does not describe itself"]

@@ -158,7 +158,8 @@ def test_finding_and_pasting_faces_overlap_the_network(tmp_path: Path) -> None:
         if stage == "finish" and number < last:
             begun.wait("network", number + 1)
 
-    summary, outcomes = perform(jobs, Spy(before))
+    # So many that there is room for all photos, however late the last ones are written.
+    summary, outcomes = perform(jobs, Spy(before), files=Files(workers=len(jobs)))
     assert [outcome.error for outcome in outcomes] == [""] * len(jobs)
     assert summary.exit_code == ExitCode.OK
 

@@ -14,6 +14,7 @@ from bench.cases import SUITES, Case
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
+from bench.run import suite
 from gpen_core.config import GeneratorConfig
 
 CONFIG = GeneratorConfig(32, 32, (16, 16, 12, 8), style_dim=16, n_mlp=2)
@@ -74,7 +75,7 @@ def test_a_summary_is_median_and_p90() -> None:
 
 
 def test_cases_survive_json() -> None:
-    for case in (case for suite in SUITES.values() for case in suite):
+    for case in (case for cases in SUITES.values() for case in cases):
         assert Case.from_dict(json.loads(json.dumps(case.to_dict()))) == case
 
 
@@ -85,6 +86,34 @@ def test_a_case_gives_a_row(network: str, monkeypatch: pytest.MonkeyPatch) -> No
     row = measure(case)
     assert row["batches"]["1"]["median_ms"] > 0
     assert row["fidelity"]["photo"]["psnr_db"] > 80
+
+
+REFERENCE = """
+import torch
+
+class Original(torch.nn.Module):
+    def forward(self, image):
+        return image.flip(3), None
+
+def build(size):
+    assert size == 32
+    return Original()
+"""
+
+
+def test_the_real_original_is_measured_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert suite("cpu") == SUITES["cpu"]
+    (tmp_path / "original.py").write_text(REFERENCE)
+    monkeypatch.setenv("GPEN_REFERENCE", str(tmp_path / "original.py"))
+    added = [case for case in suite("gpu") if case not in SUITES["gpu"]]
+    assert [(case.network, case.precision) for case in added] == [
+        ("reference", "tf32"),
+        ("reference", "fp16"),
+        ("reference-compiled", "fp16"),
+    ]
+    eager = suite("cpu")[-2]
+    assert eager.network == "reference"
+    assert measure(replace(eager, size=32))["batches"]["1"]["median_ms"] > 0
 
 
 def test_pages_show_the_results() -> None:

@@ -158,6 +158,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "device": "cpu",
             "precision": "fp32",
             "compile": True,
+            "cache": None,
             "max_batch": None,
             "upscaler": None,
             "parser": None,
@@ -165,6 +166,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "detect_size": 640,
             "detector_device": "cuda",
             "upscaler_tile": None,
+            "memory": None,
         }
     ]
 
@@ -359,6 +361,20 @@ def test_colorize(folder: Path) -> None:
         == 0
     )
     assert load_png(Path("out.png")).shape == (40, 40, 3)
+
+
+def test_colorize_passes_its_options_on(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--detect-size", "640", "--detector-device", "cuda", "--template", "ffhq", "--mask", "parse"]
+    # The stand-in is for restoration, which is only told of once it is loaded.
+    assert run_command(["colorize", "photo.png", "--weights", "c.safetensors", *arguments]) == 1
+    assert "use gpen-core enhance" in one_line(capsys.readouterr().err)
+    asked = {name: stub[0][name] for name in ("detect_size", "detector_device", "template", "parser")}
+    assert asked == {
+        "detect_size": 640,
+        "detector_device": "cuda",
+        "template": "ffhq",
+        "parser": "ParseNet-latest",
+    }
 
 
 def test_inpaint(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from tests.test_retinaface_net import mobilenet_shapes
 
 GOLDEN = Path(__file__).parent / "golden"
 PORTRAITS = GOLDEN / "portraits"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 LANDMARKS = {name: np.array(points) for name, points in json.loads((PORTRAITS / "landmarks.json").read_text()).items()}
 
 
@@ -379,10 +380,51 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         failing(partial(opened, tmp_path, model, **settings), UsageError)
 
 
-def test_cuda_without_its_provider_is_an_error(tmp_path: Path) -> None:
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has its CUDA provider")
-    failing(lambda: opened(tmp_path, centerface_stub(), device="cuda"), DeviceError)
+def with_providers(*available: str, starting: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """An onnxruntime that has these providers, of which some start; returns what each session was asked for."""
+    asked: list[list[str]] = []
+    real = onnxruntime.InferenceSession
+
+    class Session:
+        def __init__(self, path: str, options: Any, providers: list[str]) -> None:
+            asked.append(providers)
+            self.session = real(path, options, providers=["CPUExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return [name for name in asked[-1] if name in starting]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.session, name)
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(available))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    return asked
+
+
+def test_cuda_is_used_where_its_provider_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = spot(64, 64, (32, 32, 36, 36), (255, 0, 0))
+    [face] = opened(tmp_path, centerface_stub())(picture)
+    asked = with_providers(CUDA, CPU, starting=(CUDA, CPU), monkeypatch=monkeypatch)
+    [again] = opened(tmp_path, centerface_stub(), device="cuda")(picture)
+    # The CPU runs only what CUDA can't.
+    assert asked == [[CUDA, CPU]]
+    assert np.array_equal(again.box, face.box)
+    opened(tmp_path, centerface_stub(), device="cpu")
+    assert asked[1:] == [[CPU]]
+
+
+def test_cuda_without_its_provider_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_providers(CPU, starting=(CPU,), monkeypatch=monkeypatch)
+    text = failing(lambda: opened(tmp_path, centerface_stub(), device="cuda"), DeviceError)
+    assert text == "detector on cuda needs onnxruntime's CUDA provider: pip install onnxruntime-gpu"
+    assert asked == []
+
+
+def test_a_cuda_provider_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As of a build for CUDA on a machine without the libraries, where the session quietly uses the CPU.
+    with_providers(CUDA, CPU, starting=(CPU,), monkeypatch=monkeypatch)
+    text = failing(lambda: opened(tmp_path, centerface_stub(), device="cuda"), DeviceError)
+    assert "did not start" in text
 
 
 class MeetingSession:

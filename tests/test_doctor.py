@@ -76,6 +76,22 @@ def test_a_machine_where_enhance_works(weights: str, centerface_path: Path, caps
     assert out.endswith("enhance works on this machine\n")
 
 
+def test_all_weights_of_auto(
+    weights: str, centerface_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["doctor", "--weights", "auto", "--detector", str(centerface_path)]
+    (tmp_path / "home").mkdir()
+    small = tmp_path / "home" / "GPEN-BFR-256.safetensors"
+    small.write_bytes(Path(weights).read_bytes())
+    assert run_command(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"{small} (16 -> 16 px)" in out
+    assert "gpen-open-512.safetensors (512 -> 512 px)" in out
+    (tmp_path / "home" / "GPEN-BFR-2048.safetensors").write_bytes(b"<html>")
+    assert run_command(arguments) == 4
+    assert "GPEN-BFR-2048.safetensors: looks like an HTML" in capsys.readouterr().out
+
+
 def test_a_torch_that_does_not_work(weights: str) -> None:
     done = blind("if name == 'torch': raise ImportError('libtorch_cpu.so: cannot open')", "--weights", weights)
     assert done.returncode == 4
@@ -277,6 +293,7 @@ def test_presets_are_possible() -> None:
     for preset in PRESETS.values():
         RuntimeOptions(precision=preset.precision, compile=preset.compile, max_batch=preset.max_batch)
         assert preset.precision in PRECISIONS
+        assert preset.needs is None or preset.networks < preset.needs
     batches = [preset.max_batch for preset in PRESETS.values()]
     assert batches == sorted(batches)
 

@@ -17,6 +17,7 @@ from gpen_convert.export import export_generator, probe
 from gpen_convert.generator import write_verified
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import fold
+from gpen_core.ahead import Fixed
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig, WeightsMetadata
@@ -205,7 +206,7 @@ def test_what_disagrees_is_not_written(tiny: Path, tmp_path: Path, monkeypatch: 
     before = tmp_path / "net.onnx"
     before.write_bytes(b"what was there")
 
-    class Off(export.Fixed):
+    class Off(Fixed):
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return super().forward(image) * 1.01
 
@@ -219,7 +220,7 @@ def test_what_disagrees_is_not_written(tiny: Path, tmp_path: Path, monkeypatch: 
 def test_a_network_that_depends_on_its_batch_is_not_written(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Frozen(export.Fixed):
+    class Frozen(Fixed):
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return super().forward(image) * torch.ones(2, 1, 1, 1)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
+
+from bench.detectors import PORTRAITS, groups
+from tests.exported import run_process
 
 # A process of its own, whose peak is not that of the tests around it. The picture is made by another one.
 MAKE = """
@@ -69,3 +75,40 @@ def test_24_megapixels(tmp_path: Path) -> None:
 )
 def test_100_megapixels(suffix: str, dtype: str, options: str, tmp_path: Path) -> None:
     assert peak(tmp_path, 11_600, 8_700, suffix, dtype, options) < 4
+
+
+# The peak of this process alone; that of `getrusage` would begin with the process that started it.
+GROUP = """
+import sys
+from gpen_core.cli import run_command
+code = run_command(sys.argv[1:])
+peak = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")][0]
+print(peak, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@needs_proc
+def test_a_group_of_90(centerface_path: Path, tmp_path: Path) -> None:
+    """Every face of a group picture is found and restored, with the bundled weights, in 4 GB."""
+    *_, group = groups(PORTRAITS)
+    assert len(group.tiles) == 90
+    # Brighter and darker, so that no two of the few portraits are alike.
+    picture = group.picture.astype(np.float32)
+    for index, (x0, y0, x1, y1) in enumerate(group.tiles):
+        picture[y0:y1, x0:x1] *= 0.8 + 0.4 * index / 89
+    assert cv2.imwrite(str(tmp_path / "group.png"), np.clip(picture, 0, 255).astype(np.uint8)[..., ::-1])
+    options = ["--detector", centerface_path, "--weights", "gpen-open-512", "--device", "cpu", "--json"]
+    done = run_process(GROUP, ["enhance", tmp_path / "group.png", "-o", tmp_path / "out.png", *options])
+    assert done.returncode == 0, done.stderr
+    faces = json.loads(done.stdout)["faces"]
+    boxes = [np.array(face["box"]).round().astype(int) for face in faces if face["status"] == "restored"]
+    assert len(boxes) == len(faces) == 90
+    middles = [(box[:2] + box[2:]) / 2 for box in boxes]
+    for x0, y0, x1, y1 in group.tiles:
+        assert sum(bool(x0 <= x < x1 and y0 <= y < y1) for x, y in middles) == 1
+    before, after = (cv2.imread(str(tmp_path / name)) for name in ("group.png", "out.png"))
+    for x0, y0, x1, y1 in boxes:
+        assert (before[y0:y1, x0:x1] != after[y0:y1, x0:x1]).any(2).mean() > 0.9
+    assert int(done.stderr) * 1024 / 1e9 < 4

@@ -16,16 +16,17 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "ledger", "presets", "stopping", "progress"),
+    ("config", "ops", "pixels", "files", "ledger", "presets", "footprint", "stopping", "progress"),
     ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),
     ("model", "detect", "parse"),
     ("checkpoint", "rrdb"),
     ("kernels", "winograd"),
-    ("runtime", "runtime_onnx", "runtime_pt2", "compile_cache"),
+    ("compile_cache", "ahead", "package_cache"),
+    ("runtime", "runtime_onnx", "runtime_pt2"),
     ("backend", "gather"),
-    ("find", "restorer", "tasks"),
+    ("find", "selection", "restorer", "tasks"),
     ("gallery", "batch", "doctor", "service", "cli", "__main__"),
 )
 ORDER = [name for group in LAYERS for name in group]

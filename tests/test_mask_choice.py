@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -17,13 +17,13 @@ from gpen_convert.generator import convert_generator
 from gpen_core.cli import DETECT_SIZE, run_command
 from gpen_core.config import ARCFACE_128_TEMPLATE, FFHQ_TEMPLATE, GPEN_TEMPLATE
 from gpen_core.detect import LONG_SIDE
-from gpen_core.errors import CheckpointError, DeviceError, UsageError
+from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.parse import Parser, load_parser
 from gpen_core.restorer import Options, Restorer
 from gpen_core.types import Image
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture
-from tests.test_detect import centerface_stub
+from tests.test_detect import CPU, CUDA, centerface_stub, with_providers
 from tests.test_parse import disc, parser_model
 
 PICTURE = np.ascontiguousarray(smooth_picture(200, 180) // 2 + 20)
@@ -160,10 +160,28 @@ def test_detection_settings_reach_the_detector(home: Path) -> None:
     found = Restorer.load(Path("w.safetensors"), Path("detector.onnx"), detect_size=320)
     assert found.detector is not None
     assert found.detector.long_side == 320  # type: ignore[attr-defined]
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        return
-    with pytest.raises(DeviceError, match="onnxruntime-gpu"):
-        Restorer.load(Path("w.safetensors"), Path("detector.onnx"), detector_device="cuda")
+
+
+@pytest.mark.parametrize("verb", ["enhance", "colorize"])
+def test_detection_on_cuda(
+    verb: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--weights", f"{verb}.safetensors", "--detector", "detector.onnx", "--detector-device", "cuda"]
+    arguments = [verb, "photo.png", "-o", "out.png", *options]
+    convert_generator(Path("old.pth"), Path("enhance.safetensors"))
+    convert_generator(Path("old.pth"), Path("colorize.safetensors"), task="colorization")
+    with monkeypatch.context() as patched:
+        asked = with_providers(CPU, starting=(CPU,), monkeypatch=patched)
+        assert run_command(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "detector on cuda needs onnxruntime's CUDA provider: pip install onnxruntime-gpu" in error
+        assert asked == []
+        assert not Path("out.png").exists()
+    asked = with_providers(CUDA, CPU, starting=(CUDA, CPU), monkeypatch=monkeypatch)
+    assert run_command(arguments) == 0, capsys.readouterr().err
+    assert asked == [[CUDA, CPU]]
+    assert Path("out.png").is_file()
 
 
 def test_a_parser_is_loaded_only_if_asked_for(home: Path, parser_path: Path) -> None:
@@ -224,3 +242,65 @@ def test_wrong_settings_are_one_line(
 
 def test_the_detection_size_is_the_detectors_own() -> None:
     assert DETECT_SIZE == LONG_SIDE
+
+
+# Colourisation pastes faces too.
+
+
+@pytest.fixture
+def colours(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights that paint faces red, in a working folder with a grey photo of one face."""
+    config = replace(config_of(), task="colorization")
+    load = Restorer.load.__func__  # type: ignore[attr-defined]
+
+    def loaded(cls: type[Restorer], /, weights: object, detector: object, **options: Any) -> Restorer:
+        real = load(cls, "gpen-open-512", None, parser=options["parser"], template=options["template"])
+        detector = FixedDetector([face_at(100, 90, 120)])
+        template = real.config.template if options["template"] else config.template
+        return Restorer(half_red, replace(config, template=template), detector, parser=real.parser)
+
+    monkeypatch.setattr(Restorer, "load", classmethod(loaded))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert cv2.imwrite("grey.png", PICTURE.mean(2).astype(np.uint8))
+    return home
+
+
+def coloured(capsys: pytest.CaptureFixture[str], *options: str) -> NDArray[np.bool_]:
+    """Where a photo has colour after the command."""
+    assert run_command(["colorize", "grey.png", "-o", "out.png", *options]) == 0, capsys.readouterr().err
+    result = cv2.imread("out.png")
+    return np.asarray(np.ptp(result, axis=2) > 8)
+
+
+def test_colours_go_where_the_mask_says(colours: Path, parser_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    box, ellipse = coloured(capsys), coloured(capsys, "--mask", "ellipse")
+    assert box[90 - 50, 100 - 50]
+    assert not ellipse[90 - 50, 100 - 50]
+    assert 0.5 < ellipse.sum() / box.sum() < 0.9
+    parse = coloured(capsys, "--mask", "parse", "--parser", str(parser_path))
+    assert parse[90 - 40 : 90 - 20, 100].all()
+    assert not parse[90 + 15 :].any()
+    # The same face is larger in ffhq's crops, so they reach less far.
+    ffhq = coloured(capsys, "--template", "ffhq")
+    assert ffhq.sum() < 0.9 * box.sum()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--parser", "some.onnx"), 1, "--mask parse"),
+        (("--mask", "circle"), 1, "circle"),
+        (("--mask", "ellipse", "--aligned"), 1, "aligned"),
+        (("--detect-size", "8"), 1, "detect-size"),
+        (("--mask", "parse"), 2, "gpen-core convert"),
+    ],
+)
+def test_wrong_settings_of_colorize_are_one_line(
+    home: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], code: int, words: str
+) -> None:
+    convert_generator(Path("old.pth"), Path("c.safetensors"), task="colorization")
+    arguments = ["colorize", "photo.png", "--weights", "c.safetensors", "--detector", "detector.onnx", *options]
+    assert run_command(arguments) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error

@@ -70,7 +70,10 @@ def test_exit_codes() -> None:
 def test_presets() -> None:
     table = rows(README, "| `--preset` |")
     assert [row[0].strip("`") for row in table] == list(PRESETS)
-    for (_, memory, faces, long_side, tile, remark), (name, preset) in zip(table, PRESETS.items(), strict=True):
+    for (_, memory, faces, long_side, tile, together, remark), (name, preset) in zip(
+        table, PRESETS.items(), strict=True
+    ):
+        assert together == f"{preset.networks / GIB:g} GiB"
         assert faces == str(preset.max_batch)
         assert long_side == (f"{preset.long_side} px" if preset.long_side else "")
         assert tile == str(preset.tile)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.model import random_generator
+from gpen_core import runtime
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.model import Generator
@@ -341,16 +343,21 @@ def test_compiling_an_enlarging_network_keeps_the_noise() -> None:
 
 
 @pytest.mark.slow
-def test_inductor_computes_the_same() -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_inductor_computes_the_same(ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ahead:
+        monkeypatch.setattr(runtime, "compiles_ahead", lambda device: False)
     generator, given = random_generator(CONFIG), crops(2)
     eager = Runtime(generator, CONFIG, CPU)(given)
-    result = Runtime(generator, CONFIG, RuntimeOptions("cpu", compile=True))(given)
+    result = Runtime(generator, CONFIG, RuntimeOptions("cpu", compile=True, cache=tmp_path))(given)
     for a, b in zip(result, eager, strict=True):
         assert a is not None and b is not None
         assert np.abs(a.astype(int) - b).max() <= 1
 
 
-def test_compiling_without_a_compiler_is_one_line(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_without_a_compiler_is_one_line(
+    generator: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch._inductor import cpp_builder
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -359,7 +366,7 @@ def test_compiling_without_a_compiler_is_one_line(generator: Generator, monkeypa
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
     with pytest.raises(DeviceError, match=r"C\+\+ compiler") as caught:
-        Runtime(generator, CONFIG, RuntimeOptions("cpu", compile=True))
+        Runtime(generator, CONFIG, RuntimeOptions("cpu", compile=True, cache=tmp_path))
     assert "\n" not in str(caught.value)
 
 

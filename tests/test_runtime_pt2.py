@@ -17,8 +17,9 @@ import torch
 import gpen_weights
 from gpen_convert import export
 from gpen_convert.export import difference, export_generator, probe
-from gpen_core import runtime_pt2
-from gpen_core.backend import CropRuntime
+from gpen_core import ahead, runtime_pt2
+from gpen_core.ahead import SIDECAR, Machine, Sidecar, describe_machine, load_package
+from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig
@@ -26,7 +27,7 @@ from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
 from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Runtime, RuntimeOptions
-from gpen_core.runtime_pt2 import Machine, PackageRuntime, describe_machine, load_package
+from gpen_core.runtime_pt2 import PackageRuntime
 from tests.exported import PLAIN, converted, run_process
 from tests.stubs import smooth_picture
 
@@ -153,7 +154,7 @@ def assert_refused(
     package: Path, error: type[GpenError], message: str, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> None:
     """Refused in one line that names the package, before any of its code is loaded."""
-    monkeypatch.setattr(runtime_pt2, "_open", None)
+    monkeypatch.setattr(ahead, "_open", None)
     with pytest.raises(error, match=message) as caught:
         PackageRuntime(package, **options)
     assert str(package) in str(caught.value)
@@ -198,7 +199,7 @@ def test_a_sidecar_forged_for_another_file(package: Path, monkeypatch: pytest.Mo
 )
 def test_another_machine(change: dict[str, Any], message: str, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = replace(describe_machine(CPU), **change)
-    monkeypatch.setattr(runtime_pt2, "describe_machine", lambda device: here)
+    monkeypatch.setattr(ahead, "describe_machine", lambda device: here)
     assert_refused(package, DeviceError, message, monkeypatch)
 
 
@@ -232,6 +233,30 @@ def test_contradictions(options: dict[str, Any], message: str, made: Path) -> No
         Restorer.load(made, None, **options)
 
 
+def test_it_goes_with_other_sizes(made: Path, tmp_path: Path) -> None:
+    larger = replace(SMALL, input_size=16)
+    restorer = Restorer.load([converted(tmp_path, larger), made], None)
+    assert restorer.runtime.description == "cpu fp32 ahead of time 8/16 px"
+    for side, used in ((8, made), (16, tmp_path / "net.safetensors")):
+        restored = restorer(smooth_picture(side, side), Options(aligned=True))
+        assert [face.weights for face in restored.faces] == [str(used)]
+    assert restorer.runtime.description == "cpu fp32 ahead of time, cpu fp32 eager 8/16 px"
+
+
+def test_obstacles_show_before_it_is_loaded(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, memory = survey_weights(package, max_batch=99)
+    assert config == SMALL
+    assert (memory.weights, memory.batch) == (package.stat().st_size, 15)
+    with pytest.raises(UsageError, match="compiled already"):
+        survey_weights(package, compile=True)
+    with pytest.raises(UsageError, match="--precision bf16"):
+        survey_weights(package, precision="bf16")
+    here = replace(describe_machine(CPU), torch="1.0")
+    monkeypatch.setattr(ahead, "describe_machine", lambda device: here)
+    with pytest.raises(DeviceError, match=r"compiled for PyTorch .*; this is 1\.0"):
+        survey_weights(package)
+
+
 def test_running_needs_no_compiler_and_no_settings(made: Path, tmp_path: Path) -> None:
     face = tmp_path / "face.png"
     assert cv2.imwrite(str(face), smooth_picture(8, 8))
@@ -261,7 +286,12 @@ def test_exporting_needs_a_compiler(made: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_a_package_of_other_weights_is_not_written(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = converted(tmp_path, SMALL)
-    monkeypatch.setattr(export, "_compile", lambda network, config, target, *rest: shutil.copyfile(made, target))
+
+    def take_copy(network: torch.nn.Module, package: Path, sidecar: Sidecar, device: torch.device) -> None:
+        shutil.copyfile(made, package)
+        shutil.copyfile(f"{made}{SIDECAR}", f"{package}{SIDECAR}")
+
+    monkeypatch.setattr(export, "make_package", take_copy)
     monkeypatch.setattr(export, "load_generator", lambda path: shifted(source))
     with pytest.raises(CheckpointError, match="not written, the package and PyTorch disagree"):
         export_generator(source, format="pt2")

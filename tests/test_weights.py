@@ -23,7 +23,17 @@ from onnx import TensorProto, helper, numpy_helper
 import gpen_weights
 from gpen_convert import onnx_shapes
 from gpen_core.errors import CheckpointError, GpenError, MissingWeightsError, UsageError
-from gpen_weights import catalog, default_detector, find, list_entries, pull, resolve, search_folders, storage_folder
+from gpen_weights import (
+    catalog,
+    default_detector,
+    find,
+    find_restorers,
+    list_entries,
+    pull,
+    resolve,
+    search_folders,
+    storage_folder,
+)
 from gpen_weights.entries import Entry, parse
 
 RECORDS: list[dict[str, Any]] = json.loads((Path(gpen_weights.__file__).parent / "catalog.json").read_text())
@@ -186,6 +196,21 @@ def test_the_original_detector_is_the_default_where_it_is(home: Path, tmp_path: 
     assert default_detector() == "centerface"
     put(home / "RetinaFace-R50.onnx")
     assert default_detector() == "RetinaFace-R50"
+
+
+def test_restorers_are_one_for_each_size(home: Path) -> None:
+    bundled = resolve("gpen-open-512")
+    assert find_restorers() == [bundled]
+    assert find_restorers((".onnx",)) == []
+    ours = put(home / "gpen-open-256.safetensors")
+    large = put(home / "GPEN-BFR-2048.onnx")
+    for name in ("GPEN-Inpainting-1024", "GPEN-Colorization-1024", "GPEN-Seg2face-512", "other"):
+        put(home / f"{name}.safetensors")
+    put(home / "GPEN-BFR-1024.pth")
+    assert find_restorers() == [ours, bundled, large]
+    originals = [put(home / f"GPEN-BFR-{size}.safetensors") for size in (256, 512)]
+    assert find_restorers() == [*originals, large]
+    assert find_restorers((".safetensors",)) == originals
 
 
 def test_suffixes_say_what_the_caller_can_use(home: Path) -> None:

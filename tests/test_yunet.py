@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gpen_core import detect
 from gpen_core.detect import Detector, load_detector
-from gpen_core.errors import DetectorError, DeviceError, UsageError
+from gpen_core.errors import DetectorError, UsageError
 from gpen_core.types import Image
 
 STRIDES = (8, 16, 32)
@@ -197,18 +197,6 @@ def test_a_missing_output_is_another_network(tmp_path: Path) -> None:
     proto = onnx.load_model_from_string(spot_model())
     del proto.graph.output[-1]
     assert "yunet" in failing(tmp_path, proto.SerializeToString(), DetectorError)
-
-
-def test_a_cuda_provider_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has its CUDA provider")
-    # As a build for CUDA says on a machine without the libraries; the session then quietly uses the CPU.
-    real = onnxruntime.InferenceSession
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda path, options, providers: real(path, options, providers[1:])
-    )
-    assert "did not start" in failing(tmp_path, spot_model(), DeviceError, device="cuda")
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from gpen_convert import to_onnx
 from gpen_convert.generator import output_path
 from gpen_core import __version__
+from gpen_core.ahead import SIDECAR, Fixed, Sidecar, describe_machine, load_package, make_package
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.files import replacing, sha256
 from gpen_core.model import Generator
-from gpen_core.runtime import choose_device, lower, require_compiler
+from gpen_core.runtime import choose_device, form_for_cpu, lower, require_compiler
 from gpen_core.runtime_onnx import PRECISION_KEY, describe_session, first_line, open_session
-from gpen_core.runtime_pt2 import BATCHES, SIDECAR, Sidecar, describe_machine, load_package
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
 DTYPES = ("fp32", "fp16")
@@ -55,20 +55,6 @@ class Agreement:
     def __str__(self) -> str:
         sizes = ", ".join(map(str, self.batches))
         return f"largest difference {self.relative:.1e} of the largest value, {self.decibels:.0f} dB, at batch {sizes}"
-
-
-class Fixed(nn.Module):
-    """A generator of one argument: noise for levels above the encoder is that of seed 0, a part of the model."""
-
-    def __init__(self, generator: Generator) -> None:
-        super().__init__()
-        self.generator = generator
-        self.maps = nn.ParameterList(nn.Parameter(noise, requires_grad=False) for noise in generator.noise())
-
-    def forward(self, image: Tensor) -> Tensor:
-        """image: [B, 3, S, S], returns [B, 3, T, T], both float32."""
-        result: Tensor = self.generator(image, list(self.maps))
-        return result
 
 
 def export_generator(
@@ -141,35 +127,22 @@ def export_package(
     except DeviceError:
         tool = "Triton (pip install triton)" if device.type == "cuda" else "a C++ compiler (g++)"
         raise DeviceError(f"--format pt2 needs {tool} to write, though not to run; install one") from None
-    network = Fixed(generator if dtype == "fp32" else lowered(generator)).to(device)
     facts = Sidecar.describe(metadata, describe_machine(device), dtype, checkpoint_sha256)
+    if device.type == "cpu":
+        network = form_for_cpu(generator, dtype)
+    else:
+        network = Fixed(generator if dtype == "fp32" else lowered(generator)).to(device)
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with tempfile.TemporaryDirectory(prefix="gpen-core-") as folder:
         package = Path(folder) / f"package{FORMATS['pt2']}"
-        _compile(network, generator.config, package, device, facts.binding())
-        sealed = facts.sealed(sha256(package))
-        beside = Path(f"{package}{SIDECAR}")
-        beside.write_text(sealed.encode(), encoding="utf-8")
+        make_package(network, package, facts, device)
         run = load_package(package, device)[1]
         agreement = compare(generator, lambda x: run(x.to(device)).cpu().numpy())
         _require_good(agreement, dtype, target, "the package")
         with replacing(Path(f"{target}{SIDECAR}")) as note, replacing(target) as temporary:
             shutil.copyfile(package, temporary)
-            shutil.copyfile(beside, note)
+            shutil.copyfile(f"{package}{SIDECAR}", note)
     return agreement
-
-
-def _compile(
-    network: nn.Module, config: GeneratorConfig, package: Path, device: torch.device, binding: dict[str, str]
-) -> None:
-    example = probe(config, 2).to(device)
-    if device.type == "cuda":
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch = torch.export.Dim("batch", min=BATCHES[0], max=BATCHES[1])
-    # Freezing lays a CPU's weights out for its kernels while compiling.
-    settings: dict[str, Any] = {"aot_inductor.metadata": binding, "freezing": device.type == "cpu"}
-    with to_onnx.quiet(), torch.no_grad():
-        program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},), strict=False)
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)
 
 
 def lowered(generator: Generator) -> Generator:

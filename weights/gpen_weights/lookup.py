@@ -12,6 +12,8 @@ from gpen_core.errors import MissingWeightsError
 from gpen_weights.entries import Entry, catalog, find
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
+DEFAULT_GENERATOR = "gpen-open-512"
+"""The name of the bundled weights."""
 _FILE_SUFFIXES = (*SUFFIXES, ".pth", ".pt", ".ckpt", ".bin")
 
 
@@ -71,6 +73,23 @@ def resolve(name_or_path: str | os.PathLike[str], *, suffixes: Sequence[str] = S
 def list_entries() -> list[Presence]:
     """Every entry of the catalog, with its place on this machine."""
     return [Presence(entry, _first_file([entry.file, *_published(entry)])) for entry in catalog()]
+
+
+def find_restorers(suffixes: Sequence[str] = SUFFIXES) -> list[Path]:
+    """The generators for restoration that "auto" means: one for each input size that is here, ascending.
+
+    Of several of one size, that with the larger weights; so the original's are preferred to the bundled ones.
+    `suffixes` as for `resolve`.
+    """
+    found: dict[int, Path] = {}
+    for entry in sorted(catalog(), key=lambda entry: -(entry.tensor_bytes or 0)):
+        facts = entry.generator
+        if facts is None or facts.task != "restoration" or facts.input_size in found:
+            continue
+        path = _first_file([f"{entry.name}{suffix}" for suffix in suffixes])
+        if path:
+            found[facts.input_size] = path
+    return [found[size] for size in sorted(found)]
 
 
 def default_detector() -> str:

@@ -1,0 +1,310 @@
+"""Networks compiled ahead of time (AOTInductor): compiled, sealed, checked and loaded.
+
+A package is machine code for one PyTorch, one kind of processor and one set of weights, and by itself it takes
+anything and answers anything. So a sidecar, PACKAGE.json, says what it is for; both are bound to each other by
+hashes, and all of it is checked before any of the code is loaded. Hashes prove that the two belong together, not who
+made them: a package is a program, to be loaded only from those who may run programs here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpen_core.compile_cache import writing_to
+from gpen_core.config import METADATA_KEY, WeightsMetadata
+from gpen_core.errors import CheckpointError, DeviceError
+from gpen_core.files import sha256
+from gpen_core.model import Generator
+
+SIDECAR = ".json"
+FORMAT_VERSION = 1
+BATCHES = (1, 15)
+"""Least and most faces in one call; at 16, PyTorch specialises the CPU's code."""
+# What compilers make use of unasked when they build for the processor they run on.
+FEATURES = re.compile(r"(avx|sse|ssse|fma|bmi|amx|f16c|movbe|popcnt|abm|adx|sha|vaes|vpclmulqdq|gfni)")
+MOST_JSON = 1 << 20
+# More than any processor's threads, so that loops over few faces are shared out by rows as well.
+THREADS = 64
+
+Network = Callable[[Tensor], Tensor]
+"""float32 [B, 3, S, S] to float32 [B, 3, T, T]."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What machine code depends on.
+
+    torch: version. system, machine: as `platform` has them. device: cpu or cuda. features: instruction sets of the
+    processor. compute_capability: of the GPU, "" without one.
+    """
+
+    torch: str
+    system: str
+    machine: str
+    device: str
+    features: tuple[str, ...]
+    compute_capability: str = ""
+
+    def obstacle(self, here: Machine) -> str:
+        """Why code for this machine can't run on the machine `here`, or nothing."""
+        for name, word in (("torch", "PyTorch"), ("system", "system"), ("machine", "processor")):
+            ours, theirs = getattr(here, name), getattr(self, name)
+            if ours != theirs:
+                return f"compiled for {word} {theirs}; this is {ours}"
+        lacking = sorted(set(self.features) - set(here.features))
+        if lacking:
+            return f"compiled for a processor with {', '.join(lacking)}, which this one lacks"
+        if self.compute_capability != here.compute_capability:
+            return (
+                f"compiled for a GPU of compute capability {self.compute_capability}; "
+                f"this one has {here.compute_capability or 'none'}"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What a package is for. package_sha256 is empty until the package exists.
+
+    checkpoint_sha256: of the weights.
+    """
+
+    machine: Machine
+    weights: WeightsMetadata
+    dtype: str
+    batches: tuple[int, int]
+    checkpoint_sha256: str
+    package_sha256: str = ""
+
+    @classmethod
+    def describe(cls, weights: WeightsMetadata, machine: Machine, dtype: str, checkpoint_sha256: str) -> Sidecar:
+        return cls(machine, weights, dtype, BATCHES, checkpoint_sha256)
+
+    def sealed(self, package_sha256: str) -> Sidecar:
+        return replace(self, package_sha256=package_sha256)
+
+    def binding(self) -> dict[str, str]:
+        """What goes into the package itself: a hash of everything here but the package's own."""
+        content = replace(self, package_sha256="").encode()
+        return {METADATA_KEY: hashlib.sha256(content.encode()).hexdigest()}
+
+    def encode(self) -> str:
+        content = {
+            "format_version": FORMAT_VERSION,
+            "machine": asdict(self.machine),
+            "input_size": self.weights.config.input_size,
+            "output_size": self.weights.config.output_size,
+            "dtype": self.dtype,
+            "batches": self.batches,
+            "checkpoint_sha256": self.checkpoint_sha256,
+            "package_sha256": self.package_sha256,
+            "weights": json.loads(self.weights.encode()[METADATA_KEY]),
+        }
+        return json.dumps(content, sort_keys=True, indent=1) + "\n"
+
+    @classmethod
+    def decode(cls, text: str) -> Sidecar:
+        """Raises CheckpointError if a value is missing, unknown or malformed."""
+        try:
+            content = json.loads(text)
+            machine = content["machine"]
+            low, high = content["batches"]
+            sidecar = cls(
+                machine=Machine(**{**machine, "features": tuple(machine["features"])}),
+                weights=WeightsMetadata.decode({METADATA_KEY: json.dumps(content["weights"])}),
+                dtype=content["dtype"],
+                batches=(low, high),
+                checkpoint_sha256=content["checkpoint_sha256"],
+                package_sha256=content["package_sha256"],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CheckpointError("the sidecar is malformed") from None
+        if json.loads(sidecar.encode()) != content:
+            raise CheckpointError("the sidecar contradicts itself")
+        return sidecar
+
+
+class Fixed(nn.Module):
+    """A generator of one argument: noise for levels above the encoder is that of seed 0, a part of the model.
+
+    form: another module that computes the same from the same arguments, to stand for the generator.
+    """
+
+    def __init__(self, generator: Generator, form: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network = form or generator
+        self.maps = nn.ParameterList(nn.Parameter(noise, requires_grad=False) for noise in generator.noise())
+
+    def forward(self, image: Tensor) -> Tensor:
+        """image: [B, 3, S, S], returns [B, 3, T, T], both float32."""
+        result: Tensor = self.network(image, list(self.maps))
+        return result
+
+
+def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: torch.device) -> None:
+    """Compile a network for this machine, and write the package and the sealed sidecar beside it.
+
+    network: float32 [B, 3, S, S] to float32 [B, 3, T, T] on the device, in whatever layout it shall run. Nothing else
+    is written. Raises OSError, and what PyTorch's compiler raises, which can be anything.
+    """
+    from torch._inductor.utils import clear_inductor_caches
+
+    size = sidecar.weights.config.input_size
+    # From a batch of 2 nothing that depends on the batch is taken for a constant 1.
+    example = torch.zeros(2, 3, size, size, device=device)
+    batch = torch.export.Dim("batch", min=sidecar.batches[0], max=sidecar.batches[1])
+    settings: dict[str, Any] = {
+        "aot_inductor.metadata": sidecar.binding(),
+        # Lays a CPU's weights out for its kernels while compiling.
+        "freezing": device.type == "cpu",
+        # Else the number of this process's threads would be a constant of the code.
+        "cpp.dynamic_threads": True,
+        "cpp.threads": THREADS,
+    }
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpen-core-"))
+        stack.enter_context(writing_to(Path(folder)))
+        stack.enter_context(warnings.catch_warnings())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        # PyTorch remembers files of its folder, before and after.
+        clear_inductor_caches()
+        stack.callback(clear_inductor_caches)
+        # What export and the compiler deprecate in themselves.
+        warnings.simplefilter("ignore")
+        program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},), strict=False)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)
+    sealed = sidecar.sealed(sha256(package))
+    Path(f"{package}{SIDECAR}").write_text(sealed.encode(), encoding="utf-8")
+
+
+def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
+    """The sidecar and the network, which checks each input. Raises CheckpointError and DeviceError before loading."""
+    sidecar = read_sidecar(path)
+    return sidecar, open_package(path, sidecar, device)
+
+
+def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
+    """The network of a package whose sidecar was read. Raises DeviceError before loading if this is no machine for it.
+
+    Raises CheckpointError if PyTorch can't load it. The network checks each input.
+    """
+    require_machine(path, sidecar, device)
+    loader = _open(path, device)
+    low, high = sidecar.batches
+    size = sidecar.weights.config.input_size
+
+    def network(image: Tensor) -> Tensor:
+        shaped = image.ndim == 4 and low <= len(image) <= high and image.shape[1:] == (3, size, size)
+        if not shaped or image.dtype != torch.float32 or image.device.type != device.type:
+            seen = f"{list(image.shape)} {str(image.dtype).removeprefix('torch.')} on {image.device}"
+            raise ValueError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
+        result: Tensor = loader.run([image.contiguous()])[0]
+        return result
+
+    return network
+
+
+def read_sidecar(path: Path) -> Sidecar:
+    """A package's sidecar, which belongs to it and was not changed. Raises CheckpointError."""
+    beside = Path(f"{path}{SIDECAR}")
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        if beside.stat().st_size > MOST_JSON:
+            raise CheckpointError(f"{beside}: too large for a sidecar")
+        sidecar = Sidecar.decode(beside.read_text(encoding="utf-8"))
+        digest = sha256(path)
+        bound = _read_binding(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: its sidecar {beside.name} is missing; without it nothing can be checked"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{beside}: {str(error).removeprefix(f'{beside}: ')}") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{beside}: the sidecar is not text") from None
+    if digest != sidecar.package_sha256:
+        raise CheckpointError(
+            f"{path}: its sha256 is not the one in {beside.name}: one of the two was changed or swapped"
+        )
+    if bound != sidecar.binding():
+        raise CheckpointError(f"{beside}: not the sidecar that this package was made with; export it again")
+    return sidecar
+
+
+def require_machine(path: Path, sidecar: Sidecar, device: torch.device) -> None:
+    """Raises DeviceError if a package was not compiled for this machine, with the given device."""
+    obstacle = sidecar.machine.obstacle(describe_machine(device))
+    if obstacle:
+        raise DeviceError(f"{path}: {obstacle}; export it again here")
+
+
+def describe_machine(device: torch.device) -> Machine:
+    """This machine, with the given device. Needs no compiler."""
+    capability = ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else ""
+    return Machine(
+        torch=str(torch.__version__),
+        system=platform.system(),
+        machine=platform.machine(),
+        device=device.type,
+        features=processor_features(),
+        compute_capability=capability,
+    )
+
+
+def processor_features() -> tuple[str, ...]:
+    """Instruction sets of this processor, sorted; where the system does not tell, what PyTorch found."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, values = line.partition(":")
+        if name.strip() == "flags":
+            return tuple(sorted(set(filter(FEATURES.match, values.split()))))
+        if name.strip() == "Features":
+            return tuple(sorted(set(values.split())))
+    return (torch.backends.cpu.get_cpu_capability(),)
+
+
+def _read_binding(path: Path) -> dict[str, str]:
+    """What the exporter put into the package's own metadata; nothing where there is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith("wrapper_metadata.json") and member.file_size < MOST_JSON:
+                    content = json.loads(archive.read(member))
+                    return {METADATA_KEY: content[METADATA_KEY]}
+    except (zipfile.BadZipFile, ValueError, KeyError, TypeError):
+        pass
+    return {}
+
+
+def _open(path: Path, device: torch.device) -> Any:
+    """PyTorch's own loader. The public way to it first compiles a program, to compare what is compared already."""
+    loader = torch._C._aoti.AOTIModelPackageLoader
+    index = -1 if device.index is None else device.index
+    try:
+        return loader(str(path), "model", False, 1, index)
+    except TypeError:  # before PyTorch 2.8
+        return loader(str(path), "model")  # type: ignore[call-arg,unused-ignore]
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{path}: PyTorch can't load it ({first})") from None
