@@ -91,8 +91,15 @@ class Sidecar:
     package_sha256: str = ""
 
     @classmethod
-    def describe(cls, weights: WeightsMetadata, machine: Machine, dtype: str, checkpoint_sha256: str) -> Sidecar:
-        return cls(machine, weights, dtype, BATCHES, checkpoint_sha256)
+    def describe(
+        cls,
+        weights: WeightsMetadata,
+        machine: Machine,
+        dtype: str,
+        checkpoint_sha256: str,
+        batches: tuple[int, int] = BATCHES,
+    ) -> Sidecar:
+        return cls(machine, weights, dtype, batches, checkpoint_sha256)
 
     def sealed(self, package_sha256: str) -> Sidecar:
         return replace(self, package_sha256=package_sha256)
@@ -164,9 +171,10 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
     from torch._inductor.utils import clear_inductor_caches
 
     size = sidecar.weights.config.input_size
+    low, high = sidecar.batches
     # From a batch of 2 nothing that depends on the batch is taken for a constant 1.
-    example = torch.zeros(2, 3, size, size, device=device)
-    batch = torch.export.Dim("batch", min=sidecar.batches[0], max=sidecar.batches[1])
+    example = torch.zeros(low if low == high else 2, 3, size, size, device=device)
+    dynamic = None if low == high else ({0: torch.export.Dim("batch", min=low, max=high)},)
     settings: dict[str, Any] = {
         "aot_inductor.metadata": sidecar.binding(),
         # Lays a CPU's weights out for its kernels while compiling.
@@ -186,7 +194,7 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         stack.callback(clear_inductor_caches)
         # What export and the compiler deprecate in themselves.
         warnings.simplefilter("ignore")
-        program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},), strict=False)
+        program = torch.export.export(network, (example,), dynamic_shapes=dynamic, strict=False)
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)
     sealed = sidecar.sealed(sha256(package))
     Path(f"{package}{SIDECAR}").write_text(sealed.encode(), encoding="utf-8")

@@ -189,7 +189,7 @@ def sidecar_for(generator: nn.Module, config: GeneratorConfig, dtype: str) -> Si
     digest = tensors_sha256(generator)
     made_by = f"gpen-core {__version__}, code {code_sha256()[:32]}"
     origin = Provenance("weights in memory", digest, tool_version=made_by)
-    return Sidecar.describe(WeightsMetadata(config, origin), describe_machine(CPU), dtype, digest)
+    return Sidecar.describe(WeightsMetadata(config, origin), describe_machine(CPU), dtype, digest, (1, 1))
 
 
 def name_of(sidecar: Sidecar) -> str:

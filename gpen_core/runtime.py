@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_core.ahead import BATCHES, Fixed, Network, load_package, make_package
+from gpen_core.ahead import Fixed, Network, load_package, make_package
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
@@ -189,7 +189,6 @@ class Runtime:
             return
         if self.compiler == "inductor" and self.device.type == "cpu" and isinstance(generator, Generator):
             if compiles_ahead(self.device):
-                self.max_batch = min(self.max_batch, BATCHES[1])
                 self._run = self._step(compiled_ahead(generator, self.precision, options.cache))
                 return
             step = self._step(form_for_cpu(generator, self.precision))
@@ -534,7 +533,7 @@ def compiled_ahead(generator: Generator, precision: str, cache: Path | None = No
     wanted = sidecar_for(generator, generator.config, precision)
     found = kept.find(wanted)
     if found is not None:
-        return found
+        return one_by_one(found)
     require_compiler(device)
     writable = kept.writable()
     if kept.folder is not None and not writable:
@@ -554,7 +553,16 @@ def compiled_ahead(generator: Generator, precision: str, cache: Path | None = No
                 kept.keep(package, wanted)
             except OSError as error:
                 logger.warning("%s: the compiled network can't be kept (%s)", kept.folder, error.strerror or error)
-    return network
+    return one_by_one(network)
+
+
+def one_by_one(network: Network) -> Network:
+    """A network of one picture for any number of them.
+
+    A CPU gains nothing from more at once, and for a fixed batch its compiler lays out the weights of the transposed
+    convolutions, which are a quarter of the work, as it does all others.
+    """
+    return lambda image: torch.cat([network(one) for one in image.split(1)])
 
 
 def form_for_cpu(generator: Generator, precision: str) -> nn.Module:
