@@ -8,7 +8,7 @@ from typing import Any
 NETWORKS = {
     "original": "original formulation, eager",
     "shared": "shared weights, eager",
-    "inductor": "shared weights, torch.compile (on a GPU with CUDA graphs)",
+    "inductor": "shared weights, compiled by PyTorch (ahead of time on a CPU, with CUDA graphs on a GPU)",
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",
