@@ -33,7 +33,6 @@ def run_process(case: Case, timeout: float, cache: str) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "GPEN_CORE_HOME": f"{cache}/gpen-core",
-        "THP_MEM_ALLOC_ENABLE": str(int(case.large_pages)),
     }
     started = time.perf_counter()
     try:

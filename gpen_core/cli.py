@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, printable
+from gpen_core.memory import keep_freed_memory
 from gpen_core.progress import bar
 
 if TYPE_CHECKING:
@@ -679,9 +680,7 @@ def options_of_all(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # PyTorch asks for large pages then: a call of the network on a CPU touches hundreds of thousands of small ones,
-    # new each time. It reads this once, before its first tensor, so only the owner of the process can set it.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    keep_freed_memory()
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 

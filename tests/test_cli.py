@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import signal
 from pathlib import Path
@@ -653,13 +652,10 @@ def test_presets_limit_the_size_of_results(arguments: list[str], width: int, fol
     assert stub[0]["upscaler_tile"] == {"laptop": 128, "8gb": 256}.get(arguments[1] if arguments else "")
 
 
-@pytest.mark.parametrize("chosen", [None, "0"], ids=["unset", "the user's"])
-def test_pytorch_gets_large_pages_unless_told_otherwise(chosen: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+def test_the_process_keeps_the_memory_it_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("gpen_core.cli.keep_freed_memory", lambda: asked.append("once"))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    if chosen is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", chosen)
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert os.environ["THP_MEM_ALLOC_ENABLE"] == (chosen or "1")
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    assert asked == ["once"]
