@@ -26,4 +26,4 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     wanted = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, PAD))
-    return all([mallopt(name, value) == 1 for name, value in wanted])
+    return all(mallopt(name, value) == 1 for name, value in wanted)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import gpen_weights
 from bench import detectors, report
 from bench.model import published_config
-from gpen_core import detect, gallery, restorer
+from gpen_core import detect, gallery, package_cache, restorer
 from gpen_core.align import scale_of, similarity
 from gpen_core.checkpoint import read_metadata
 from gpen_core.config import GPEN_TEMPLATE, template_named
@@ -111,13 +111,18 @@ def test_what_the_rows_of_the_waterfall_are() -> None:
 
 
 def test_what_is_said_of_a_cpu() -> None:
-    rows = {(row["case"]["network"], row["case"]["precision"]): row["batches"]["1"] for row in report.load("cpu")}
-    compiled, eager, other = (rows[name, "fp32"] for name in ("inductor", "shared", "openvino"))
-    said(README, r"`--compile` pays on a CPU only for a folder: its first photo waits for the compiler\.")
-    assert compiled["first_s"] > eager["first_s"]
-    assert compiled["median_ms"] < eager["median_ms"]
-    said(README, r"OpenVINO is still a little faster in float32\.")
-    assert 1 < compiled["median_ms"] / other["median_ms"] < 1.2
+    rows = {
+        (row["case"]["network"], row["case"]["precision"]): row["batches"]["1"]
+        for row in report.load("cpu")
+        if row["case"]["keeps_memory"]
+    }
+    compiled, eager, ours, theirs = (rows[name, "fp32"] for name in ("ahead", "shared", "openvino-shared", "openvino"))
+    said(README, r"`--compile` pays on a CPU once its first photo has waited for the compiler\.")
+    later = report.load("cpu")[0]["warm"]["first_s"]
+    assert compiled["median_ms"] < eager["median_ms"] < 1000 * later < 1000 * compiled["first_s"]
+    assert said(README, r"cache folder \((\d) GB at most") == (str(package_cache.MOST_BYTES // 10**9),)
+    said(README, r"OpenVINO is no faster on our graph than on the original's")
+    assert ours["median_ms"] > 0.98 * theirs["median_ms"]
 
 
 def test_operations_of_an_image() -> None:
