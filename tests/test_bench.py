@@ -13,7 +13,10 @@ from bench.cases import SUITES, Case
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
+from gpen_core.ahead import Network
 from gpen_core.config import GeneratorConfig
+from gpen_core.model import Generator
+from gpen_core.runtime import compiles_ahead
 
 CONFIG = GeneratorConfig(32, 32, (16, 16, 12, 8), style_dim=16, n_mlp=2)
 CPU = torch.device("cpu")
@@ -83,6 +86,21 @@ def test_a_case_gives_a_row(network: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
     row = measure(case)
     assert row["batches"]["1"]["median_ms"] > 0
+    assert row["fidelity"]["photo"]["psnr_db"] > 80
+
+
+@pytest.mark.skipif(not compiles_ahead(CPU), reason="needs Linux and PyTorch 2.6 or newer")
+def test_the_compiled_case_is_what_the_option_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compiled(generator: Generator, precision: str) -> Network:
+        asked.append(precision)
+        return generator
+
+    monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
+    monkeypatch.setattr("bench.measure.compiled_ahead", compiled)
+    row = measure(replace(SUITES["cpu"][0], network="inductor", size=32))
+    assert asked == ["fp32"]
     assert row["fidelity"]["photo"]["psnr_db"] > 80
 
 
