@@ -300,8 +300,9 @@ def _compiled() -> Finding:
     if obstacle:
         return Finding("compiled", "optional", f"{folder} can't be used: {obstacle}", "--cache DIR, or remove it")
     sizes = [size for _, size, _ in PackageCache(folder).entries()]
-    text = f"{folder} keeps {len(sizes)} networks for the CPU, {megabytes(sum(sizes))} of at most"
-    return Finding("compiled", "ok", f"{text} {megabytes(MOST_BYTES)}")
+    networks = "1 network" if len(sizes) == 1 else f"{len(sizes)} networks"
+    text = f"{folder} keeps {networks} for the CPU, {megabytes(sum(sizes))} of at most {megabytes(MOST_BYTES)}"
+    return Finding("compiled", "ok", text)
 
 
 def _formats() -> Iterator[Finding]:

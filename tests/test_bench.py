@@ -15,7 +15,10 @@ from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
 from bench.run import suite
+from gpen_core.ahead import Network
 from gpen_core.config import GeneratorConfig
+from gpen_core.model import Generator
+from gpen_core.runtime import compiles_ahead
 
 CONFIG = GeneratorConfig(32, 32, (16, 16, 12, 8), style_dim=16, n_mlp=2)
 CPU = torch.device("cpu")
@@ -114,6 +117,21 @@ def test_the_real_original_is_measured_where_there_is_one(tmp_path: Path, monkey
     eager = suite("cpu")[-2]
     assert eager.network == "reference"
     assert measure(replace(eager, size=32))["batches"]["1"]["median_ms"] > 0
+
+
+@pytest.mark.skipif(not compiles_ahead(CPU), reason="needs Linux and PyTorch 2.6 or newer")
+def test_the_compiled_case_is_what_the_option_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def compiled(generator: Generator, precision: str) -> Network:
+        asked.append(precision)
+        return generator
+
+    monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
+    monkeypatch.setattr("bench.measure.compiled_ahead", compiled)
+    row = measure(replace(SUITES["cpu"][0], network="ahead", size=32))
+    assert asked == ["fp32"]
+    assert row["fidelity"]["photo"]["psnr_db"] > 80
 
 
 def test_pages_show_the_results() -> None:

@@ -264,6 +264,22 @@ def test_a_compiler_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.state, finding.cure) == ("optional", "apt-get install g++")
 
 
+def test_where_compiled_networks_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path))
+    folder = tmp_path / "compiled"
+    assert doctor._compiled().lines() == [
+        f"ok  compiled     {folder} keeps 0 networks for the CPU, 0.0 kB of at most 2000.0 MB"
+    ]
+    entry = folder / f"{'0' * 32}-{'0' * 8}"
+    entry.mkdir(parents=True)
+    (entry / "model.pt2").write_bytes(bytes(1_500_000))
+    assert "keeps 1 network for the CPU, 1.5 MB of" in doctor._compiled().text
+    folder.chmod(0o777)
+    assert (doctor._compiled().state, "others may write" in doctor._compiled().text) == ("optional", True)
+    monkeypatch.setattr("gpen_core.package_cache.default_folder", lambda: None)
+    assert doctor._compiled().cure == "set GPEN_CORE_HOME to a folder"
+
+
 def test_a_network_that_does_not_work(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpen_core.runtime.Runtime.__call__", lambda self, crops: [None] * len(crops))
     assert "not finite" in by_name(examine(weights, "centerface"), "trial").text
