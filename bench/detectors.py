@@ -172,9 +172,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--portraits", type=Path, default=PORTRAITS)
-    parser.add_argument("--about", default="the six in tests/golden/portraits_512", help="what the portraits are")
+    parser.add_argument("--about", help="what the portraits are")
     options = parser.parse_args()
-    results = run(options.portraits, options.about)
+    ours = "the six in tests/golden/portraits_512" if options.portraits == PORTRAITS else options.portraits.name
+    results = run(options.portraits, options.about or ours)
     print(table(results))
     if options.write:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
