@@ -22,6 +22,7 @@ from gpen_core.config import GPEN_TEMPLATE, template_named
 from gpen_core.errors import ExitCode
 from gpen_core.model import Generator
 from gpen_core.presets import GIB, PRESETS
+from gpen_core.winograd import SMALLEST
 
 ROOT = Path(__file__).resolve().parents[1]
 README, BENCH, DETECTORS, PROJECT = (
@@ -132,6 +133,14 @@ def test_operations_of_an_image() -> None:
         with FlopCounterMode(display=False) as counter, torch.inference_mode():
             generator(image)
     assert said(BENCH, r"An image at 512 px takes (\d+) GFLOP") == (f"{counter.get_total_flops() / 1e9:.0f}",)
+
+
+def test_the_share_of_the_minimal_filters() -> None:
+    said(BENCH, r"the convolutions that keep the size, six tenths of\s+all")
+    config = published_config(512)
+    kept = sum(2 * 9 * config.layer_width(r) * config.width(r) * r * r for r in config.decoder_levels if r >= SMALLEST)
+    (total,) = said(BENCH, r"An image at 512 px takes (\d+) GFLOP")
+    assert round(kept / 1e9 / float(total), 1) == 0.6
 
 
 def test_detection() -> None:
