@@ -375,12 +375,20 @@ def test_a_signal_ends_the_run_and_leaves_whole_files(number: signal.Signals, tm
 
 
 def test_a_signal_does_not_wait_for_the_network(tmp_path: Path) -> None:
-    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
-    started = time.monotonic()
-    summary, outcomes = perform(photos(tmp_path, 3), in_network(lambda n: time.sleep(20)))
-    assert time.monotonic() - started < 5
+    begun, never, waited = threading.Event(), threading.Event(), []
+
+    def network(photo: int) -> None:
+        begun.set()
+        waited.append(never.wait(60))
+
+    def interrupt() -> None:
+        assert begun.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    summary, outcomes = perform(photos(tmp_path, 3), in_network(network))
     assert (summary.exit_code, outcomes) == (ExitCode.INTERRUPTED, [])
+    assert waited == [], "the network was waited for"
 
 
 def test_a_signal_while_loading(tmp_path: Path) -> None:
