@@ -36,7 +36,7 @@ from gpen_core.files import is_folder
 FOLDER = "compiled"
 PACKAGE = "model.pt2"
 MOST_BYTES = 2 * 10**9
-"""Six networks of the size of GPEN-BFR-512, or hundreds as small as gpen-open-512."""
+"""Five networks of the size of GPEN-BFR-512, or hundreds as small as gpen-open-512."""
 # Longer than any compilation takes.
 ABANDONED_SECONDS = 24 * 3600
 CPU = torch.device("cpu")

@@ -20,8 +20,7 @@ from gpen_core.restorer import Options, Prepared, Restorer
 from gpen_core.types import Canvas, Image
 from tests.stubs import FixedDetector, config_of, face_at
 
-PHOTOS, FACES, BATCH = 9, 3, 8
-CULPRIT = 5
+PHOTOS, FACES, BATCH = 12, 3, 8
 
 
 def level_of(photo: int) -> int:
@@ -34,22 +33,27 @@ def photo_of(picture: Canvas) -> int:
 
 
 class Device:
-    """A stand-in for a GPU: batches run one after the other, each until `wait` lets it go. Whites become black.
+    """A stand-in for a GPU: batches end together when it is let go. Pictures become their negatives.
 
-    Its batches are numbers of photos. raises: for every batch with a crop of this photo.
+    batches: the photos in each. culprit: a photo with whose crops every batch raises. With `fails` it is the second one
+    of the first batch that holds several.
     """
 
     max_batch = BATCH
     description = "stub"
 
-    def __init__(self, raises: int | None = None) -> None:
+    def __init__(self, fails: bool = False) -> None:
         self.config: PictureFormat = config_of()
         self.batches: list[list[int]] = []
-        self.raises = raises
+        self.culprit: int | None = None
+        self.fails = fails
         self.go = threading.Event()
 
     def submit(self, crops: Sequence[Image]) -> Flight:
-        self.batches.append([photo_of(crop) for crop in crops])
+        photos = [photo_of(crop) for crop in crops]
+        self.batches.append(photos)
+        if self.fails and self.culprit is None and len(set(photos)) > 1:
+            self.culprit = sorted(set(photos))[1]
         return Flight(self, tuple(crops))
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
@@ -66,7 +70,7 @@ class Flight:
 
     def result(self) -> list[Image | None]:
         assert self.device.go.wait(60), "the stream never filled up"
-        if self.device.raises in [photo_of(crop) for crop in self.crops]:
+        if self.device.culprit in [photo_of(crop) for crop in self.crops]:
             raise ValueError("culprit")
         return [np.bitwise_not(crop) for crop in self.crops]
 
@@ -91,15 +95,15 @@ class Watched(Restorer):
         return prepared
 
 
-def stream(folder: Path, device: Device, after: int) -> tuple[Summary, list[Outcome]]:
-    """Run all photos; the device's first batch ends when `after` photos are prepared."""
+def stream(folder: Path, device: Device) -> tuple[Summary, list[Outcome]]:
+    """Run all photos; the device's first batches end when all photos but one are prepared."""
     jobs = []
     for photo in range(PHOTOS):
         source = folder / f"{photo}.png"
         assert cv2.imwrite(str(source), np.full((120, 260, 3), level_of(photo), np.uint8))
         jobs.append(Job(source, folder / "out" / source.name, folder / "out"))
     outcomes: list[Outcome] = []
-    restorer = Watched(device, after)
+    restorer = Watched(device, PHOTOS - 1)
     summary = run(jobs, lambda: restorer, Options(), outcomes.append, files=Files(workers=2))
     assert [outcome.job for outcome in outcomes] == jobs
     return summary, outcomes
@@ -107,12 +111,12 @@ def stream(folder: Path, device: Device, after: int) -> tuple[Summary, list[Outc
 
 def test_batches_hold_faces_of_several_photos_and_each_gets_its_own_back(tmp_path: Path) -> None:
     device = Device()
-    summary, _ = stream(tmp_path, device, after=8)
+    summary, _ = stream(tmp_path, device)
     assert summary.counts == {"restored": PHOTOS}
     assert [photo for batch in device.batches for photo in batch] == [n for n in range(PHOTOS) for _ in range(FACES)]
     # At first no more than two photos are in hand. While the device was busy the others gathered.
     assert device.batches[0] in ([0] * FACES, [0] * FACES + [1] * FACES)
-    assert any(len(batch) == BATCH and len(set(batch)) > 1 for batch in device.batches[1:3])
+    assert any(len(batch) == BATCH and len(set(batch)) > 1 for batch in device.batches)
     for photo in range(PHOTOS):
         pixels = image_io.read(tmp_path / "out" / f"{photo}.png").pixels
         assert (pixels[:20] == level_of(photo)).all()
@@ -121,13 +125,13 @@ def test_batches_hold_faces_of_several_photos_and_each_gets_its_own_back(tmp_pat
 
 
 def test_a_batch_that_raises_fails_only_the_photo_that_is_to_blame(tmp_path: Path) -> None:
-    device = Device(raises=CULPRIT)
-    summary, outcomes = stream(tmp_path, device, after=8)
-    assert any(CULPRIT in batch and len(set(batch)) > 1 for batch in device.batches)
+    device = Device(fails=True)
+    summary, outcomes = stream(tmp_path, device)
+    assert device.culprit is not None
     assert [outcome.status for outcome in outcomes] == [
-        "failed" if photo == CULPRIT else "restored" for photo in range(PHOTOS)
+        "failed" if photo == device.culprit else "restored" for photo in range(PHOTOS)
     ]
-    assert outcomes[CULPRIT].error.endswith("5.png: ValueError: culprit")
+    assert outcomes[device.culprit].error.endswith(f"{device.culprit}.png: ValueError: culprit")
     assert summary.counts == {"restored": PHOTOS - 1, "failed": 1}
 
 
