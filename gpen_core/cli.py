@@ -367,6 +367,11 @@ class Networks:
     cache: Path | None = None
     memory: int | None = None
 
+    def files(self) -> list[Path]:
+        """What may be files of the user's, which nothing is written over."""
+        weights = (self.weights,) if isinstance(self.weights, str) else self.weights
+        return [Path(name) for name in (*weights, self.detector, self.upscaler, self.parser) if name is not None]
+
     def chosen_preset(self, *, work: bool) -> Preset | None:
         """work: there is something to do, so that auto may ask the device."""
         from gpen_core.presets import find_preset
@@ -463,7 +468,9 @@ def _process(
         raise UsageError("--cache is for --compile")
     with (
         _cached(use.cache if work else None, use.device),
-        _report(report, [path for job in jobs for path in (job.source, job.target, job.folder)]) as write,
+        _report(
+            report, [*use.files(), *(path for job in jobs for path in (job.source, job.target, job.folder))]
+        ) as write,
         bar(len(jobs)) as advance,
     ):
 
