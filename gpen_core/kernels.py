@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpen_core.model import Generator, StyledConv
 from gpen_core.ops import EPSILON, SLOPE
@@ -376,28 +377,49 @@ def enlarged(plane, p, good, width, half_height, half_width):
 
 
 class Features:
-    """What a layer is joined with, [B or 1, r, r, C]; with a bias, an encoder convolution's output to be activated."""
+    """What a layer is joined with, [B, r, r, C]; with a bias, an encoder convolution's output to be activated.
 
-    def __init__(self, values: Tensor, bias: Tensor | None = None) -> None:
-        self.values, self.raw = values, bias is not None
-        self.bias = values if bias is None else bias
-
-    @property
-    def batch_stride(self) -> int:
-        return 0 if len(self.values) == 1 else self.values.stride(0)
-
-
-class FusedGenerator:
-    """A generator's weights packed for the kernels, on their device. It is called like `Generator`.
-
-    dtype: of the convolutions and feature maps. Needs a configuration with `concat`.
+    shared: [1, r, r, C] for all of a batch.
     """
 
-    def __init__(self, generator: Generator, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, values: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> None:
+        self.values, self.raw = values, bias is not None
+        self.bias = values if bias is None else bias
+        self.batch_stride = 0 if shared else values.stride(0)
+
+
+class Affine(nn.Module):
+    """A layer's weight and bias as the kernels read them. gain: of the features that its output is joined with."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, gain: float = 1) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        self.gain = gain
+
+
+class FusedGenerator(nn.Module):
+    """A generator packed for the kernels, on their device; noise above the encoder's size is that of seed 0.
+
+    dtype: of the convolutions and feature maps. faces: how many the tiles are chosen for, so that one trace fits every
+    batch; None means as many as come. Needs a configuration with `concat`.
+    """
+
+    constant: Tensor
+    energies: Tensor
+    table: Tensor
+
+    def __init__(
+        self, generator: Generator, device: torch.device, dtype: torch.dtype, faces: int | None = None
+    ) -> None:
+        super().__init__()
         config = generator.config
         if not config.concat:
             raise ValueError("the kernels are for generators that concatenate their features")
-        self.config, self.device, self.dtype = config, device, dtype
+        self.config, self.device, self.dtype, self.faces = config, device, dtype, faces
 
         def exact(value: Tensor) -> Tensor:
             return value.detach().to(device, torch.float32).contiguous()
@@ -413,22 +435,26 @@ class FusedGenerator:
             return generator.get_parameter(f"{name}.weight"), generator.get_parameter(f"{name}.bias")
 
         weight, bias = parameters("encoder.0")
-        self.colour = exact(weight.flatten(1).T), exact(bias)
+        self.colour = Affine(exact(weight.flatten(1).T), exact(bias))
         others = [parameters(f"encoder.{i}") for i in range(1, len(generator.encoder))]
-        self.encoder = [(kernel(weight), exact(bias)) for weight, bias in others]
+        self.encoder = nn.ModuleList(Affine(kernel(weight), exact(bias)) for weight, bias in others)
         c = config.width(4)
         # Channels-last features are flattened in another order than the weights expect.
         latent = generator.to_latent.weight.detach().reshape(-1, c, 4, 4).permute(0, 2, 3, 1).flatten(1)
-        self.to_latent = matrix(latent), exact(generator.to_latent.bias)
+        self.to_latent = Affine(matrix(latent), exact(generator.to_latent.bias))
         # Eight layers in a row: rounding them to 16 bits would cost more than all others together.
         mapping = [parameters(f"mapping.{i}") for i in range(len(generator.mapping))]
-        self.mapping = [(exact(weight), exact(bias)) for weight, bias in mapping]
-        self.styles = matrix(generator.styles.weight), exact(generator.styles.bias)
-        self.constant = exact(generator.constant.permute(0, 2, 3, 1))
+        self.mapping = nn.ModuleList(Affine(exact(weight), exact(bias)) for weight, bias in mapping)
+        self.styles = Affine(matrix(generator.styles.weight), exact(generator.styles.bias))
+        self.register_buffer("constant", exact(generator.constant.permute(0, 2, 3, 1)))
         layers = generator.styled_layers()
-        self.layers = [(kernel(layer.weight), exact(layer.bias), float(layer.feature_gain)) for layer in layers]
+        self.layers = nn.ModuleList(
+            Affine(kernel(layer.weight), exact(layer.bias), float(layer.feature_gain)) for layer in layers
+        )
         to_rgb = [parameters(f"to_rgb.{i}") for i in range(len(generator.to_rgb))]
-        self.to_rgb = [(exact(weight.flatten(1)), exact(bias)) for weight, bias in to_rgb]
+        self.to_rgb = nn.ModuleList(Affine(exact(weight.flatten(1)), exact(bias)) for weight, bias in to_rgb)
+        maps = [m.to(device, dtype).permute(0, 2, 3, 1).contiguous() for m in generator.noise()]
+        self.noise = nn.ParameterList(nn.Parameter(m, requires_grad=False) for m in maps)
         self.slots: dict[str, slice] = {}
         start = 0
         for slot in config.style_slots():
@@ -454,59 +480,60 @@ class FusedGenerator:
             self.gains.append(slice(gain_at, gain_at + outputs))
             energy_at += outputs * inputs
             gain_at += outputs
-        self.energies = torch.cat(energies)
-        self.table = torch.tensor(entries, dtype=torch.int32, device=self.device)
+        self.register_buffer("energies", torch.cat(energies))
+        self.register_buffer("table", torch.tensor(entries, dtype=torch.int32, device=self.device))
         self.gains_width = gain_at
 
-    def noise_features(self, noise: Sequence[Tensor]) -> list[Features]:
-        """Noise maps [1, C, r, r] as the kernels read them."""
-        return [Features(m.to(self.device, self.dtype).permute(0, 2, 3, 1).contiguous(), None) for m in noise]
-
-    def __call__(self, image: Tensor, noise: Sequence[Features] = ()) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor:
         """image [B, 3, S, S] float32 in the configuration's range -> [B, 3, T, T] float32, not clamped."""
         config = self.config
         features = self.encode(image)
+        maps = [Features(m, shared=True) for m in self.noise]
         styles, gains = self.modulation(features[4])
-        maps = list(noise)
         x = (self.constant * styles[:, None, None, self.slots["layers.0"]]).to(self.dtype)
-        x = self._convolve(x, self.layers[0][0], stride=1, padding=1)
+        x = self._convolve(x, self._weight(0), stride=1, padding=1)
         x, rgb = self._merge(x, 0, features.pop(4), styles, gains, None)
         for i, r in enumerate(config.decoder_levels[1:], start=1):
             # Each level's features are read for the last time here, and their memory is free again.
             first, second = (features[r], features.pop(r)) if r in features else (maps.pop(0), maps.pop(0))
             # One name, so that no map outlives its last reader.
-            x = self._double(x, self.layers[2 * i - 1][0])
+            x = self._double(x, self._weight(2 * i - 1))
             x = self._up(x, i, first, styles, gains)
-            x = self._convolve(x, self.layers[2 * i][0], stride=1, padding=1)
+            x = self._convolve(x, self._weight(2 * i), stride=1, padding=1)
             x, rgb = self._merge(x, i, second, styles, gains, rgb)
             del first, second
         return rgb
 
+    def _weight(self, layer: int) -> Tensor:
+        return affine(self.layers[layer]).weight
+
     def encode(self, image: Tensor) -> dict[int, Features]:
-        weight, bias = self.colour
         resolution = self.config.input_size
         b, _, h, w = image.shape
-        c = len(bias)
+        c = len(self.colour.bias)
         x = image.new_empty((b, h, w, c), dtype=self.dtype)
         bc = min(triton.next_power_of_2(c), 64)
         grid = (triton.cdiv(h * w, 64), triton.cdiv(c, bc), b)
-        colour_kernel[grid](image, *image.stride(), weight, bias, x, h, w, c, BP=64, BC=bc)
+        launch(colour_kernel)[grid](
+            image, *image.stride(), self.colour.weight, self.colour.bias, x, h, w, c, BP=64, BC=bc
+        )
         features = {resolution: Features(x)}
-        for weight, bias in self.encoder:
+        for layer in map(affine, self.encoder):
             blurred = self._blur(features[resolution])
             resolution //= 2
-            features[resolution] = Features(self._convolve(blurred, weight, stride=2, padding=0), bias)
+            convolved = self._convolve(blurred, layer.weight, stride=2, padding=0)
+            features[resolution] = Features(convolved, layer.bias)
         return features
 
     def modulation(self, deepest: Features) -> tuple[Tensor, Tensor]:
         """Styles [B, sum of slots] and gains [B, sum of layers' widths], float32."""
-        w = linear(deepest.values.flatten(1), *self.to_latent, active=True, before=deepest.bias)
-        for i, layer in enumerate(self.mapping):
-            w = linear(w, *layer, active=True, norm=i == 0)
-        styles = linear(w, *self.styles, active=False)
-        gains = styles.new_empty((len(styles), self.gains_width))
-        grid = (len(self.table), len(styles))
-        demodulation_kernel[grid](
+        w = linear(deepest.values.flatten(1), self.to_latent, active=True, before=deepest.bias)
+        for i, layer in enumerate(map(affine, self.mapping)):
+            w = linear(w, layer, active=True, norm=i == 0)
+        styles = linear(w, self.styles, active=False)
+        gains = styles.new_empty((styles.shape[0], self.gains_width))
+        grid = (len(self.table), styles.shape[0])
+        launch(demodulation_kernel)[grid](
             styles, styles.stride(0), self.energies, self.table, gains, gains.stride(0), BN=ROWS, BK=512
         )
         return styles, gains
@@ -514,19 +541,19 @@ class FusedGenerator:
     def _blur(self, features: Features) -> Tensor:
         b, h, w, c = features.values.shape
         out = features.values.new_empty((b, h + 1, w + 1, c))
-        grid, tile = blur_tile(b, h + 1, w + 1, c)
-        blur_kernel[grid](features.values, features.bias, out, h, w, c, RAW=features.raw, **tile)
+        grid, tile = blur_tile(self.faces or b, h + 1, w + 1, c)
+        launch(blur_kernel)[grid + (b,)](features.values, features.bias, out, h, w, c, RAW=features.raw, **tile)
         return out
 
     def _convolve(self, x: Tensor, weight: Tensor, *, stride: int, padding: int) -> Tensor:
         """A 3x3 convolution of channels-last maps; as one matrix product where they are tiny."""
         b, h, w, c = x.shape
         height, width = ((size + 2 * padding - 3) // stride + 1 for size in (h, w))
-        if b * height * width > TINY_MAP:
+        if (self.faces or b) * height * width > TINY_MAP:
             return nhwc(F.conv2d(nchw(x), weight, stride=stride, padding=padding))
         samples = x.new_empty((b * height * width, 9 * c))
         bc = min(triton.next_power_of_2(c), 1024)
-        gather_kernel[(len(samples), 9, triton.cdiv(c, bc))](
+        launch(gather_kernel)[(b * height * width, 9, triton.cdiv(c, bc))](
             x, samples, h, w, width, height * width, c, STRIDE=stride, PAD=padding, BC=bc
         )
         # Channels-last weights are [O, 3, 3, I] in memory.
@@ -535,7 +562,7 @@ class FusedGenerator:
     def _double(self, x: Tensor, weight: Tensor) -> Tensor:
         """The transposed convolution; as one matrix product where it is small: [B, h, w, I] -> [B, 2h+1, 2w+1, O]."""
         b, h, w, inputs = x.shape
-        if b * h * w > SMALL:
+        if (self.faces or b) * h * w > SMALL:
             return nhwc(F.conv_transpose2d(nchw(x), weight, stride=2))
         c = weight.shape[1]
         # Channels-last weights are [I, 3, 3, O] in memory.
@@ -544,18 +571,18 @@ class FusedGenerator:
         bc = min(triton.next_power_of_2(c), 256)
         bp = 1024 // bc
         grid = (triton.cdiv((2 * h + 1) * (2 * w + 1), bp), triton.cdiv(c, bc), b)
-        scatter_kernel[grid](products, y, h, w, 2 * h + 1, 2 * w + 1, c, BP=bp, BC=bc)
+        launch(scatter_kernel)[grid](products, y, h, w, 2 * h + 1, 2 * w + 1, c, BP=bp, BC=bc)
         return y
 
     def _up(self, x: Tensor, i: int, features: Features, styles: Tensor, gains: Tensor) -> Tensor:
         b, h, w, c = x.shape[0], x.shape[1] - 1, x.shape[2] - 1, x.shape[3]
-        _, bias, features_gain = self.layers[2 * i - 1]
+        layer = affine(self.layers[2 * i - 1])
         out = x.new_empty((b, h, w, 2 * c))
-        grid, tile = up_tile(b, h, w, c)
-        up_kernel[grid](
-            x, out, h, w, c, gains[:, self.gains[2 * i - 1]], gains.stride(0), bias,
+        grid, tile = up_tile(self.faces or b, h, w, c)
+        launch(up_kernel)[grid + (b,)](
+            x, out, h, w, c, gains[:, self.gains[2 * i - 1]], gains.stride(0), layer.bias,
             styles[:, self.slots[f"layers.{2 * i}"]], styles.stride(0),
-            features.values, features.batch_stride, features.bias, features_gain,
+            features.values, features.batch_stride, features.bias, layer.gain,
             RAW=features.raw, **tile
         )  # fmt: skip
         return out
@@ -564,46 +591,55 @@ class FusedGenerator:
         self, x: Tensor, i: int, features: Features, styles: Tensor, gains: Tensor, skip: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         b, h, w, c = x.shape
-        _, bias, features_gain = self.layers[2 * i]
+        layer, to_rgb = affine(self.layers[2 * i]), affine(self.to_rgb[i])
         rgb = styles.new_empty((b, 3, h, w))
         last = 2 * i == len(self.layers) - 1
-        out = rgb if last else x.new_empty((b, h, w, 2 * c))
+        # Of its own also where nothing is written: a compiler would copy what might be.
+        out = x.new_empty(1 if last else (b, h, w, 2 * c))
         scale = styles if last else styles[:, self.slots[f"layers.{2 * i + 1}"]]
-        grid, tile = merge_tile(b, h * w, c)
-        merge_kernel[grid](
-            x, out, rgb, rgb if skip is None else skip, h, w, c,
-            gains[:, self.gains[2 * i]], gains.stride(0), bias, scale, styles.stride(0),
-            features.values, features.batch_stride, features.bias, features_gain,
-            *self.to_rgb[i], styles[:, self.slots[f"to_rgb.{i}"]], styles.stride(0),
+        grid, tile = merge_tile(self.faces or b, h * w, c)
+        launch(merge_kernel)[grid + (b,)](
+            x, out, rgb, styles if skip is None else skip, h, w, c,
+            gains[:, self.gains[2 * i]], gains.stride(0), layer.bias, scale, styles.stride(0),
+            features.values, features.batch_stride, features.bias, layer.gain,
+            to_rgb.weight, to_rgb.bias, styles[:, self.slots[f"to_rgb.{i}"]], styles.stride(0),
             RAW=features.raw, STORE=not last, SKIP=skip is not None, **tile
         )  # fmt: skip
         return out, rgb
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor, *, active: bool, norm: bool = False, before: Tensor | None = None
-) -> Tensor:
+def launch(kernel: Any) -> Any:
+    """A kernel that is called with its grid, or recorded where the network is traced for a package."""
+    return torch.library.wrap_triton(kernel) if torch.compiler.is_compiling() else kernel
+
+
+def affine(layer: nn.Module) -> Affine:
+    assert isinstance(layer, Affine)
+    return layer
+
+
+def linear(x: Tensor, layer: Affine, *, active: bool, norm: bool = False, before: Tensor | None = None) -> Tensor:
     """[B, K] -> [B, N] float32; before: bias of x by channel, after which x is activated."""
-    outputs, width = weight.shape
-    y = bias.new_empty((len(x), outputs))
+    outputs, width = layer.weight.shape
+    y = layer.bias.new_empty((x.shape[0], outputs))
     bn, bk = (16, 256) if outputs > 4096 else (1, 2048) if width > 2048 else (4, 512)
-    linear_kernel[(triton.cdiv(outputs, bn), len(x))](
-        x, x.stride(0), bias if before is None else before, 1 if before is None else len(before),
-        weight, bias, y, width, outputs,
+    launch(linear_kernel)[(triton.cdiv(outputs, bn), x.shape[0])](
+        x, x.stride(0), layer.bias if before is None else before, 1 if before is None else len(before),
+        layer.weight, layer.bias, y, width, outputs,
         PRE=before is not None, NORM=norm, ACTIVE=active, BN=bn, BK=bk
     )  # fmt: skip
     return y
 
 
 Tile = tuple[tuple[int, ...], dict[str, int]]
-"""A kernel's grid and its tile, as measured to be fast on an H200."""
+"""A kernel's grid for one face and its tile, as measured to be fast on an H200."""
 
 
 def blur_tile(batch: int, height: int, width: int, channels: int) -> Tile:
     bc = min(triton.next_power_of_2(channels), 64)
     ty = 16 if batch * height * width * channels >= 1 << 24 else 4
     tx = 128 // bc
-    grid = (triton.cdiv(width, 4 * tx) * triton.cdiv(channels, bc), triton.cdiv(height, ty), batch)
+    grid = (triton.cdiv(width, 4 * tx) * triton.cdiv(channels, bc), triton.cdiv(height, ty))
     return grid, {"TY": ty, "TX": tx, "BC": bc, "num_warps": 1}
 
 
@@ -611,7 +647,7 @@ def up_tile(batch: int, height: int, width: int, channels: int) -> Tile:
     bc = min(triton.next_power_of_2(channels), 128)
     large = batch * height * width * channels >= 1 << 22
     tx, ty, unroll, warps = (1024 // bc, 8, 11, 4) if large else (256 // bc, 2, 5, 2)
-    grid = (triton.cdiv(width, tx) * triton.cdiv(channels, bc), triton.cdiv(height, ty), batch)
+    grid = (triton.cdiv(width, tx) * triton.cdiv(channels, bc), triton.cdiv(height, ty))
     return grid, {"TY": ty, "TX": tx, "BC": bc, "UNROLL": unroll, "num_warps": warps}
 
 
@@ -625,7 +661,7 @@ def merge_tile(batch: int, pixels: int, channels: int) -> Tile:
         bp, warps = 8, 2
     else:
         bp, warps = (16, 4) if batch * pixels >= 4096 else (1, 4)
-    return (triton.cdiv(pixels, bp), batch), {"BP": bp, "BC": bc, "num_warps": warps}
+    return (triton.cdiv(pixels, bp),), {"BP": bp, "BC": bc, "num_warps": warps}
 
 
 def nchw(x: Tensor) -> Tensor:

@@ -222,9 +222,7 @@ class Runtime:
         from gpen_core.kernels import FusedGenerator
 
         assert isinstance(self.generator, Generator)
-        packed = FusedGenerator(self.generator, self.device, LOW.get(self.precision, torch.float32))
-        noise = packed.noise_features(self.generator.noise())
-        return lambda image: packed(image, noise)
+        return FusedGenerator(self.generator, self.device, LOW.get(self.precision, torch.float32))
 
     def warm_up(self, batches: Sequence[int] = BUCKETS) -> None:
         """Compile and run once for each of the given batch sizes, so that later calls don't wait."""
