@@ -582,6 +582,22 @@ def test_a_stream_is_the_photos_one_by_one(memory: int | None, tmp_path: Path) -
         assert np.array_equal(image_io.read(job.target).pixels, alone)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("memory", [None, 1])
+def test_networks_change_places_on_a_gpu_while_it_works(memory: int | None, compiled: bool, tmp_path: Path) -> None:
+    paths = [converted(tmp_path, small_config(size), str(size)) for size in SMALL]
+    chosen = load_weights(paths, device="cuda", precision="fp32", compile=compiled, max_batch=4, memory=memory)
+    alone = [load_weights(path, device="cuda", precision="fp32") for path in paths]
+    given = [[smooth_picture(size, size, 10 * call + i) for i, size in enumerate(SMALL * 2)] for call in range(8)]
+    assert isinstance(chosen, Selection)
+    pending = [chosen.submit(crops) for crops in given]
+    for one, crops in zip(pending, given, strict=True):
+        expected = [alone[SMALL.index(crop.shape[0])]([crop])[0] for crop in crops]
+        for result, other in zip(one.result(), expected, strict=True):
+            assert np.abs(np.asarray(result).astype(int) - np.asarray(other)).max() <= 1
+
+
 # What does not go together.
 
 
