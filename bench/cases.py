@@ -10,6 +10,7 @@ NETWORKS = {
     "shared": "shared weights, eager",
     "inductor": "shared weights, torch.compile (on a GPU with CUDA graphs)",
     "ahead": "minimal filters in fp32, compiled ahead of time, as --compile does on a CPU",
+    "package": "a package of export --format pt2 (on a GPU with CUDA graphs)",
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",
@@ -60,8 +61,11 @@ WATERFALL = (
     Case("inductor", "fp16", "cuda"),
 )
 SIZES = tuple(Case("kernels", "fp16", "cuda", size, (1, 4), fidelity=False) for size in (256, 1024, 2048))
+# What `export --format pt2` makes, beside what `--compile` runs.
+EXPORTED = (Case("package", "fp16", "cuda", fidelity=False),)
 ON_CPU = (
     Case("ahead", "fp32", "cpu", batches=(1,), warm=True),
+    Case("package", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("onnxruntime", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("openvino", "fp32", "cpu", batches=(1,), fidelity=False),
     Case("openvino-shared", "fp32", "cpu", batches=(1,), fidelity=False),
@@ -84,4 +88,4 @@ REFERENCES = {
         Case("reference-compiled", "fp32", "cpu", batches=(1,), fidelity=False),
     ),
 }
-SUITES = {"gpu": WATERFALL[:-1] + SIZES + WATERFALL[-1:], "cpu": ON_CPU}
+SUITES = {"gpu": WATERFALL[:-1] + SIZES + EXPORTED + WATERFALL[-1:], "cpu": ON_CPU}

@@ -21,8 +21,9 @@ from bench import fidelity
 from bench.cases import Case
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
-from gpen_core.ahead import Fixed
-from gpen_core.config import GeneratorConfig
+from gpen_convert.export import export_package
+from gpen_core.ahead import Fixed, load_package
+from gpen_core.config import GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.memory import keep_freed_memory
 from gpen_core.model import Generator
 from gpen_core.runtime import LOW, RuntimeOptions, compiled_ahead, lower, switches
@@ -48,6 +49,8 @@ def build(case: Case, device: torch.device) -> Network:
         return FusedGenerator(generator, device, dtype)
     if case.network == "ahead":
         return first_compiled(generator, case.precision)
+    if case.network == "package":
+        return exported(generator, case.precision, device)
     generator = generator.to(device)
     if device.type == "cuda":
         generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -72,6 +75,14 @@ def first_compiled(generator: Generator, precision: str) -> Network:
         return made()(image)
 
     return network
+
+
+def exported(generator: Generator, precision: str, device: torch.device) -> Network:
+    """What is in a package of `export --format pt2`."""
+    package = Path(tempfile.mkdtemp()) / "network.pt2"
+    metadata = WeightsMetadata(generator.config, Provenance("random weights", "0" * 64))
+    export_package(generator, metadata, package, precision, device, "0" * 64)
+    return load_package(package, device)[1]
 
 
 def config_of(case: Case) -> GeneratorConfig:
@@ -230,7 +241,7 @@ def _one_batch(case: Case, network: Network, image: Tensor) -> dict[str, float]:
     network(image)
     torch.cuda.synchronize()
     peak = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-    run = record(network, image) if case.network in ("inductor", "kernels") else network
+    run = record(network, image) if case.network in ("inductor", "kernels", "package") else network
     return {"first_s": first, "peak_mb": peak, **summary(time_gpu(run, image), len(image))}
 
 

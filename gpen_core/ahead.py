@@ -13,10 +13,11 @@ import json
 import platform
 import re
 import tempfile
+import threading
 import warnings
 import zipfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from gpen_core.files import sha256
 from gpen_core.model import Generator
 
 SIDECAR = ".json"
-FORMAT_VERSION = 1
+WHOLE_RANGE, OWN_RANGE = 1, 2
+"""Versions of the sidecar: of code for every batch that the package takes, and of code for others than those."""
+ONE = (1, 1)
 BATCHES = (1, 15)
-"""Least and most faces in one call; at 16, PyTorch specialises the CPU's code."""
+"""Least and most faces in one call; from 16 on PyTorch was seen to compile for that number alone."""
 # What compilers make use of unasked when they build for the processor they run on.
 FEATURES = re.compile(r"(avx|sse|ssse|fma|bmi|amx|f16c|movbe|popcnt|abm|adx|sha|vaes|vpclmulqdq|gfni)")
 MOST_JSON = 1 << 20
@@ -80,13 +83,15 @@ class Machine:
 class Sidecar:
     """What a package is for. package_sha256 is empty until the package exists.
 
-    checkpoint_sha256: of the weights.
+    batches: least and most faces in one call. compiled_batches: those that the code itself is for: the same, or one
+    face, and then a call runs it face by face. checkpoint_sha256: of the weights.
     """
 
     machine: Machine
     weights: WeightsMetadata
     dtype: str
     batches: tuple[int, int]
+    compiled_batches: tuple[int, int]
     checkpoint_sha256: str
     package_sha256: str = ""
 
@@ -99,7 +104,14 @@ class Sidecar:
         checkpoint_sha256: str,
         batches: tuple[int, int] = BATCHES,
     ) -> Sidecar:
-        return cls(machine, weights, dtype, batches, checkpoint_sha256)
+        """Of a package that is still to be made. On a CPU its code is for one face, which is faster (`one_by_one`)."""
+        compiled = ONE if machine.device == "cpu" else batches
+        return cls(machine, weights, dtype, batches, compiled, checkpoint_sha256)
+
+    @property
+    def face_by_face(self) -> bool:
+        """Whether the code takes fewer faces than a call."""
+        return self.compiled_batches != self.batches
 
     def sealed(self, package_sha256: str) -> Sidecar:
         return replace(self, package_sha256=package_sha256)
@@ -110,8 +122,8 @@ class Sidecar:
         return {METADATA_KEY: hashlib.sha256(content.encode()).hexdigest()}
 
     def encode(self) -> str:
-        content = {
-            "format_version": FORMAT_VERSION,
+        content: dict[str, Any] = {
+            "format_version": OWN_RANGE if self.face_by_face else WHOLE_RANGE,
             "machine": asdict(self.machine),
             "input_size": self.weights.config.input_size,
             "output_size": self.weights.config.output_size,
@@ -121,6 +133,8 @@ class Sidecar:
             "package_sha256": self.package_sha256,
             "weights": json.loads(self.weights.encode()[METADATA_KEY]),
         }
+        if self.face_by_face:
+            content["compiled_batches"] = self.compiled_batches
         return json.dumps(content, sort_keys=True, indent=1) + "\n"
 
     @classmethod
@@ -129,17 +143,24 @@ class Sidecar:
         try:
             content = json.loads(text)
             machine = content["machine"]
+            version = content["format_version"]
             low, high = content["batches"]
+            first, last = content.get("compiled_batches", (low, high))
             sidecar = cls(
                 machine=Machine(**{**machine, "features": tuple(machine["features"])}),
                 weights=WeightsMetadata.decode({METADATA_KEY: json.dumps(content["weights"])}),
                 dtype=content["dtype"],
                 batches=(low, high),
+                compiled_batches=(first, last),
                 checkpoint_sha256=content["checkpoint_sha256"],
                 package_sha256=content["package_sha256"],
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CheckpointError("the sidecar is malformed") from None
+        if version not in (WHOLE_RANGE, OWN_RANGE):
+            raise CheckpointError(f"the sidecar has format {version}, which this version of gpen-core does not know")
+        if sidecar.compiled_batches not in (ONE, sidecar.batches):
+            raise CheckpointError(f"code for {first} to {last} faces can't make calls of {low} to {high}")
         if json.loads(sidecar.encode()) != content:
             raise CheckpointError("the sidecar contradicts itself")
         return sidecar
@@ -171,7 +192,7 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
     from torch._inductor.utils import clear_inductor_caches
 
     size = sidecar.weights.config.input_size
-    low, high = sidecar.batches
+    low, high = sidecar.compiled_batches
     # From a batch of 2 nothing that depends on the batch is taken for a constant 1.
     example = torch.zeros(low if low == high else 2, 3, size, size, device=device)
     dynamic = None if low == high else ({0: torch.export.Dim("batch", min=low, max=high)},)
@@ -209,10 +230,12 @@ def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
 def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
     """The network of a package whose sidecar was read. Raises DeviceError before loading if this is no machine for it.
 
-    Raises CheckpointError if PyTorch can't load it. The network checks each input.
+    Raises CheckpointError if PyTorch can't load it. The network checks each input. Any number of threads may call it;
+    where `can_record` says so, its calls can be recorded as CUDA graphs, after a first one.
     """
     require_machine(path, sidecar, device)
-    loader = _open(path, device)
+    code = _open(path, device)
+    run = one_by_one(code) if sidecar.face_by_face else code
     low, high = sidecar.batches
     size = sidecar.weights.config.input_size
 
@@ -221,10 +244,23 @@ def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
         if not shaped or image.dtype != torch.float32 or image.device.type != device.type:
             seen = f"{list(image.shape)} {str(image.dtype).removeprefix('torch.')} on {image.device}"
             raise ValueError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
-        result: Tensor = loader.run([image.contiguous()])[0]
-        return result
+        return run(image.contiguous())
 
     return network
+
+
+def one_by_one(network: Network) -> Network:
+    """A network of one picture for any number of them.
+
+    A CPU gains nothing from more at once, and for a fixed batch its compiler lays out the weights of the transposed
+    convolutions, which are a quarter of the work, as it does all others.
+    """
+    return lambda image: torch.cat([network(one) for one in image.split(1)])
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether calls of a package can be recorded as CUDA graphs: older loaders wait for events of their own."""
+    return device.type == "cuda" and torch.__version__ >= "2.8"
 
 
 def read_sidecar(path: Path) -> Sidecar:
@@ -305,14 +341,27 @@ def _read_binding(path: Path) -> dict[str, str]:
     return {}
 
 
-def _open(path: Path, device: torch.device) -> Any:
-    """PyTorch's own loader. The public way to it first compiles a program, to compare what is compared already."""
+def _open(path: Path, device: torch.device) -> Network:
+    """The code of a package, in PyTorch's own loader.
+
+    The public way to that one first compiles a program, to compare what is compared already.
+    """
     loader = torch._C._aoti.AOTIModelPackageLoader
     index = -1 if device.index is None else device.index
+    alone = can_record(device)
     try:
-        return loader(str(path), "model", False, 1, index)
+        opened = loader(str(path), "model", alone, 1, index)
     except TypeError:  # before PyTorch 2.8
-        return loader(str(path), "model")  # type: ignore[call-arg,unused-ignore]
+        opened = loader(str(path), "model")  # type: ignore[call-arg,unused-ignore]
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{path}: PyTorch can't load it ({first})") from None
+    # What can be recorded leaves the order of its calls to others.
+    turn = threading.Lock() if alone else nullcontext()
+
+    def code(image: Tensor) -> Tensor:
+        with turn:
+            result: Tensor = opened.run([image])[0]
+        return result
+
+    return code

@@ -6,7 +6,7 @@ Each engine is imported when a file needs it; nothing else of the package needs 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -67,6 +67,19 @@ class Batched(Protocol):
     @property
     def max_batch(self) -> int:
         """Crops in one call of the network at most; it shrinks when memory runs out."""
+        ...
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A `Batched` of several networks with batches of their own; the side of a crop says which one it is for."""
+
+    def favourite(self, sides: Collection[int]) -> int:
+        """With which of these sides to go on, so that networks change places in memory as seldom as they can."""
+        ...
+
+    def batch_of(self, side: int) -> int:
+        """Crops of a side in one call of their network at most."""
         ...
 
 

@@ -1,4 +1,7 @@
-"""Crops of several pictures share the batches of one network, which never waits for more of them.
+"""Crops of several pictures share the batches of a network, which never waits for more of them.
+
+Where there are several networks, a batch is for one of them: for one that the oldest picture needs, with crops of the
+pictures behind it that need the same.
 
 A crop's neighbours in a batch don't enter into its result, but their number may: kernels for another batch size can
 round differently, which in float32 changes a pixel by a level of 255 at most. With a batch of 1 it can't.
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from gpen_core.backend import Batched, CropRuntime, Pending, submit
+from gpen_core.backend import Batched, CropRuntime, Pending, Several, submit
 from gpen_core.types import Image
 
 IN_FLIGHT = 2
@@ -41,22 +44,36 @@ NOTHING: Landed[None] = Landed(None)
 
 @dataclass(eq=False)
 class _Crops(Generic[Key]):
-    """One picture's crops: how many were sent, what came back, and whether nothing more is wanted."""
+    """One picture's crops: which still wait, what came back by their places, and whether nothing more is wanted."""
 
     key: Key
     crops: Sequence[Image]
-    sent: int = 0
-    pictures: list[Image | None] = field(default_factory=list)
+    waiting: tuple[int, ...]
+    pictures: dict[int, Image | None] = field(default_factory=dict)
     seconds: float = 0.0
     failed: bool = False
+
+    def side(self, place: int) -> int:
+        return self.crops[place].shape[0]
+
+    def waiting_of(self, side: int) -> tuple[int, ...]:
+        return tuple(place for place in self.waiting if self.side(place) == side)
+
+    def send(self, places: tuple[int, ...]) -> _Part[Key]:
+        self.waiting = tuple(place for place in self.waiting if place not in places)
+        return _Part(self, places)
 
 
 @dataclass(frozen=True, eq=False)
 class _Part(Generic[Key]):
-    """The crops of one picture in one batch."""
+    """The crops of one picture in one batch, by their places in it."""
 
     source: _Crops[Key]
-    crops: Sequence[Image]
+    places: tuple[int, ...]
+
+    @property
+    def crops(self) -> list[Image]:
+        return [self.source.crops[place] for place in self.places]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +97,9 @@ class _Refused:
 
 
 class Gatherer(Generic[Key]):
-    """Makes batches of crops in the order in which they were added, for one thread to drive a runtime with.
+    """Makes batches of crops, the oldest picture's first, for one thread to drive a runtime with.
 
-    A batch is as large as the runtime takes, or as what is there; with a runtime that does not say how many crops it
+    A batch is as large as its network takes, or as what is there; with a runtime that does not say how many crops it
     takes, each picture's go by themselves. If a batch raises, each of its pictures is tried alone, so that the others
     don't share the fate of the one that caused it.
     """
@@ -106,11 +123,14 @@ class Gatherer(Generic[Key]):
     @property
     def hungry(self) -> bool:
         """Whether the next batch has room for more."""
-        return sum(len(source.crops) - source.sent for source in self._waiting) < self.limit
+        if not self._waiting or not isinstance(self._runtime, Batched):
+            return not self._waiting
+        side, room = self._next_call(self._runtime)
+        return sum(len(source.waiting_of(side)) for source in self._waiting) < room
 
     def add(self, key: Key, crops: Sequence[Image]) -> None:
         """Take one picture's crops, of which there is at least one."""
-        self._waiting.append(_Crops(key, crops))
+        self._waiting.append(_Crops(key, crops, tuple(range(len(crops)))))
 
     def launch(self) -> bool:
         """Start a batch with what waits, unless enough of them are on their way. Whether one was started."""
@@ -134,21 +154,27 @@ class Gatherer(Generic[Key]):
             wait = False
         return landed
 
+    def _next_call(self, runtime: Batched) -> tuple[int, int]:
+        """The side of the crops in the next batch, and how many it takes."""
+        oldest = self._waiting[0]
+        sides = {oldest.side(place) for place in oldest.waiting}
+        if not isinstance(runtime, Several):
+            return sides.pop(), runtime.max_batch
+        side = runtime.favourite(sides)
+        return side, runtime.batch_of(side)
+
     def _next_parts(self) -> tuple[_Part[Key], ...]:
         if not isinstance(self._runtime, Batched):
             source = self._waiting.popleft()
-            source.sent = len(source.crops)
-            return (_Part(source, source.crops),)
+            return (source.send(source.waiting),)
+        side, room = self._next_call(self._runtime)
         parts = []
-        room = self._runtime.max_batch
-        while self._waiting and room:
-            source = self._waiting[0]
-            taken = source.crops[source.sent : source.sent + room]
-            source.sent += len(taken)
-            room -= len(taken)
-            parts.append(_Part(source, taken))
-            if source.sent == len(source.crops):
-                self._waiting.popleft()
+        for source in self._waiting:
+            places = source.waiting_of(side)[:room]
+            if places:
+                parts.append(source.send(places))
+                room -= len(places)
+        self._waiting = deque(source for source in self._waiting if source.waiting)
         return tuple(parts)
 
     def _land(self, flight: _Flight[Key]) -> list[Landed[Key]]:
@@ -157,21 +183,22 @@ class Gatherer(Generic[Key]):
         # While it waited behind another batch, the device was busy with that.
         seconds = now - max(flight.started, self._last_landing)
         self._last_landing = now
-        total = sum(len(part.crops) for part in flight.parts)
+        total = sum(len(part.places) for part in flight.parts)
         landed = []
         for part, result in zip(flight.parts, results, strict=True):
             source = part.source
             if source.failed:
                 continue
-            source.seconds += seconds * len(part.crops) / total
+            source.seconds += seconds * len(part.places) / total
             if isinstance(result, Exception):
                 source.failed = True
                 self._waiting = deque(other for other in self._waiting if other is not source)
                 landed.append(Landed(source.key, (), source.seconds, result))
                 continue
-            source.pictures += result
+            source.pictures.update(zip(part.places, result, strict=True))
             if len(source.pictures) == len(source.crops):
-                landed.append(Landed(source.key, tuple(source.pictures), source.seconds))
+                pictures = tuple(source.pictures[place] for place in range(len(source.crops)))
+                landed.append(Landed(source.key, pictures, source.seconds))
         return landed
 
     def _results(self, flight: _Flight[Key]) -> list[list[Image | None] | Exception]:
@@ -180,8 +207,8 @@ class Gatherer(Generic[Key]):
             pictures = flight.pending.result()
         except Exception as error:
             return [error] if len(flight.parts) == 1 else [self._alone(part) for part in flight.parts]
-        ends = list(accumulate(len(part.crops) for part in flight.parts))
-        return [pictures[end - len(part.crops) : end] for part, end in zip(flight.parts, ends, strict=True)]
+        ends = list(accumulate(len(part.places) for part in flight.parts))
+        return [pictures[end - len(part.places) : end] for part, end in zip(flight.parts, ends, strict=True)]
 
     def _alone(self, part: _Part[Key]) -> list[Image | None] | Exception:
         try:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_core.ahead import Fixed, Network, load_package, make_package
+from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
@@ -58,7 +58,7 @@ class RuntimeOptions:
     device: auto, cpu, cuda, cuda:N. precision: one of `PRECISIONS`; auto is fp16 on a GPU and fp32 on a CPU.
     compile: prepare the network for each batch size of `BUCKETS` before it runs. compiler: by whom; one of
     "kernels" (this package's Triton kernels, on a GPU), "inductor" or another backend of torch.compile; "auto" takes
-    the kernels where they can run.
+    the kernels where they can run; "ahead" says that the network was compiled before.
     cache: a folder that keeps what is compiled for a CPU, named by the user, who trusts whoever can write to it; None
     means a folder of the user's own (`package_cache`).
     max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
@@ -182,13 +182,21 @@ class Runtime:
             self.precision = "fp32"
         self.max_batch = largest_batch(options, self.device)
         self._lock = threading.RLock()
+        self._run: Step
         set_allocator(self.device, options)
         self.compiler = self._choose_compiler() if options.compile else "eager"
+        # Whether batch sizes are prepared one by one, so that it pays to fill up a batch to one of them.
+        self._in_buckets = options.compile
+        if self.compiler == "ahead":
+            self._in_buckets = self.device.type == "cuda" and options.cuda_graphs
+            self._run = Compiled(self._step(self._prepared(self.precision)), self.device, options.cuda_graphs)
+            return
         if self.compiler == "kernels":
-            self._run: Step = Compiled(self._step(self._packed()), self.device, options.cuda_graphs)
+            self._run = Compiled(self._step(self._packed()), self.device, options.cuda_graphs)
             return
         if self.compiler == "inductor" and self.device.type == "cpu" and isinstance(generator, Generator):
             if compiles_ahead(self.device):
+                self._in_buckets = False
                 self._run = self._step(compiled_ahead(generator, self.precision, options.cache))
                 return
             step = self._step(form_for_cpu(generator, self.precision))
@@ -246,7 +254,7 @@ class Runtime:
         while taken < len(crops):
             waiting = crops[taken:]
             count, bucket = min(len(waiting), self.max_batch), 0
-            if self.options.compile:
+            if self._in_buckets:
                 count, bucket = plan_batches(len(waiting), self.max_batch)[0]
             batch = self._launch(waiting[:count], bucket)
             if batch is None:
@@ -552,15 +560,6 @@ def compiled_ahead(generator: Generator, precision: str, cache: Path | None = No
             except OSError as error:
                 logger.warning("%s: the compiled network can't be kept (%s)", kept.folder, error.strerror or error)
     return one_by_one(network)
-
-
-def one_by_one(network: Network) -> Network:
-    """A network of one picture for any number of them.
-
-    A CPU gains nothing from more at once, and for a fixed batch its compiler lays out the weights of the transposed
-    convolutions, which are a quarter of the work, as it does all others.
-    """
-    return lambda image: torch.cat([network(one) for one in image.split(1)])
 
 
 def form_for_cpu(generator: Generator, precision: str) -> nn.Module:

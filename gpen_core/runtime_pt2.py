@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from gpen_core.ahead import Sidecar, open_package, read_sidecar, require_machine
+from gpen_core.ahead import Sidecar, can_record, open_package, read_sidecar, require_machine
 from gpen_core.config import GeneratorConfig, describe, megabytes
 from gpen_core.errors import DeviceError
 from gpen_core.footprint import Footprint, exported_footprint
@@ -18,6 +19,8 @@ from gpen_core.types import Image
 class PackageRuntime:
     """Runs a package of `gpen-core export --format pt2` on aligned 8-bit crops. Threads may share it.
 
+    On a GPU each batch size of `BUCKETS` is recorded once as a CUDA graph and replayed, as `--compile` has it.
+
     device: auto is the one that it was compiled for. max_batch: faces in one call; more than 15 means 15.
     Raises CheckpointError for a package that is not whole, DeviceError for one that is for another machine.
     """
@@ -26,12 +29,12 @@ class PackageRuntime:
         path = Path(path)
         sidecar = read_sidecar(path)
         wanted = _device_for(path, sidecar, device)
+        options = _options_for(sidecar, wanted, max_batch)
         network = open_package(path, sidecar, choose_device(wanted))
-        most = None if max_batch is None else min(max_batch, sidecar.batches[1])
         self.config = sidecar.weights.config
         self.metadata = sidecar.weights
         self.precision = sidecar.dtype
-        self._runtime = Runtime(network, self.config, RuntimeOptions(device=wanted, max_batch=most))
+        self._runtime = Runtime(network, self.config, options)
 
     @property
     def description(self) -> str:
@@ -64,24 +67,34 @@ def survey(path: Path, device: str = "auto", max_batch: int | None = None) -> tu
     Raises as `PackageRuntime` does.
     """
     sidecar = read_sidecar(path)
-    chosen = choose_device(_device_for(path, sidecar, device))
+    wanted = _device_for(path, sidecar, device)
+    chosen = choose_device(wanted)
     require_machine(path, sidecar, chosen)
-    batch = min(largest_batch(RuntimeOptions(max_batch=max_batch), chosen), sidecar.batches[1])
+    batch = largest_batch(_options_for(sidecar, wanted, max_batch), chosen)
     config, width = sidecar.weights.config, 4 if sidecar.dtype == "fp32" else 2
-    return config, exported_footprint(config, path.stat().st_size, batch, width), sidecar.dtype
+    memory = exported_footprint(config, path.stat().st_size, batch, width)
+    return config, replace(memory, keeps=can_record(chosen)), sidecar.dtype
 
 
 def describe_package(path: Path) -> list[str]:
     """What a package is and for which machine, in lines for people. Raises CheckpointError naming the file."""
     sidecar = read_sidecar(path)
     machine, (low, high) = sidecar.machine, sidecar.batches
+    order = ", one after the other" if sidecar.face_by_face else ""
     gpu = f", compute capability {machine.compute_capability}" if machine.compute_capability else ""
     return [
         *describe(sidecar.weights),
         f"compiled for {machine.device}{gpu}, PyTorch {machine.torch}, {machine.system} {machine.machine}",
-        f"{sidecar.dtype}, {low} to {high} faces at once, {megabytes(path.stat().st_size)}, "
+        f"{sidecar.dtype}, {low} to {high} faces at once{order}, {megabytes(path.stat().st_size)}, "
         f"of weights with sha256 {sidecar.checkpoint_sha256}",
     ]
+
+
+def _options_for(sidecar: Sidecar, device: str, max_batch: int | None) -> RuntimeOptions:
+    """How a package runs on a device."""
+    chosen = choose_device(device)
+    most = min(largest_batch(RuntimeOptions(max_batch=max_batch), chosen), sidecar.batches[1])
+    return RuntimeOptions(device, compile=True, compiler="ahead", max_batch=most, cuda_graphs=can_record(chosen))
 
 
 def _device_for(path: Path, sidecar: Sidecar, device: str) -> str:

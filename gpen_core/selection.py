@@ -7,13 +7,23 @@ size share batches.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from weakref import WeakSet
 
-from gpen_core.backend import CropRuntime, choose_suffixes, find_weights, load_runtime, survey_weights
+from gpen_core.backend import (
+    Batched,
+    CropRuntime,
+    Pending,
+    choose_suffixes,
+    find_weights,
+    load_runtime,
+    submit,
+    survey_weights,
+)
 from gpen_core.config import PictureFormat, template_name, template_named
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import Footprint
@@ -39,19 +49,91 @@ class Candidate:
     load: Callable[[], CropRuntime]
 
 
+class _Flight:
+    """Crops of one size on their way through its network.
+
+    crowded: other networks were in memory beside it. shortage: what the device said if the network could not run.
+    """
+
+    def __init__(self, size: int, crops: Sequence[Image], pending: Pending, crowded: bool) -> None:
+        self.size, self.crops, self.crowded = size, crops, crowded
+        self.shortage = ""
+        self._pending: Pending | None = pending
+        self._pictures: list[Image | None] = []
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def done(self) -> bool:
+        """Whether it would land without a wait."""
+        pending = self._pending
+        return pending is None or pending.done()
+
+    def land(self) -> None:
+        """Wait for the network, and let go of it, whatever came of the crops."""
+        with self._lock:
+            if self._pending is None:
+                return
+            try:
+                self._pictures = self._pending.result()
+            except DeviceError as error:
+                # The error itself would hold the network that has to go before it is tried again.
+                self.shortage = str(error)
+            except Exception as error:
+                self._error = error
+            self._pending = None
+
+    def replace(self, other: _Flight) -> None:
+        """Take what came of another attempt."""
+        other.land()
+        self.shortage, self._pictures, self._error = other.shortage, other._pictures, other._error
+
+    def result(self) -> list[Image | None]:
+        """A picture for each crop, or None; it has landed. Raises what the network raised."""
+        if self._error is not None:
+            raise self._error
+        if self.shortage:
+            raise DeviceError(self.shortage)
+        return self._pictures
+
+
+@dataclass(frozen=True, eq=False)
+class Submitted:
+    """Crops on their way through the networks of a `Selection`.
+
+    flights: those of each size, with their places among all crops. land: waits for one, and tries it again if need be.
+    """
+
+    flights: tuple[tuple[list[int], _Flight], ...]
+    land: Callable[[_Flight], None]
+
+    def done(self) -> bool:
+        """Whether the result is there without a wait."""
+        return all(flight.done() for _, flight in self.flights)
+
+    def result(self) -> list[Image | None]:
+        """What `Selection.__call__` returns; waits for it. Raises what a network or the device raised."""
+        results: dict[int, Image | None] = {}
+        for places, flight in self.flights:
+            self.land(flight)
+            results.update(zip(places, flight.result(), strict=True))
+        return [results[place] for place in range(len(results))]
+
+
 @dataclass(eq=False)
 class _Loaded:
-    """A network in memory. most: faces in its largest call so far."""
+    """A network in memory. most: faces in its largest call so far. flights: whose results somebody may still want."""
 
     runtime: CropRuntime
     most: int = 0
+    flights: WeakSet[_Flight] = field(default_factory=WeakSet)
 
 
 class Selection:
-    """Networks of several sizes behind the interface of one. Threads may share it; one call runs at a time.
+    """Networks of several sizes behind the interface of one. Threads may share it; they start one call at a time.
 
     The smallest is loaded at once, each other when the first crop needs it. Where all that are loaded would take more
-    than `memory` bytes, those that have not been used for longest are released; None keeps them all.
+    than `memory` bytes, those that have not been used for longest are released, once they are done with what they were
+    given; None keeps them all.
 
     config: of the smallest network; crop template and task are those of all. Raises UsageError for networks that do not
     go together.
@@ -89,31 +171,83 @@ class Selection:
         """The weight file of the network of a size."""
         return self._candidates[size].weights
 
+    @property
+    def max_batch(self) -> int:
+        """Crops of one size in one call at most, in the network that takes most."""
+        return max(map(self.batch_of, self.sizes))
+
+    def batch_of(self, side: int) -> int:
+        """Crops of a side in one call at most; before their network is loaded, by its footprint."""
+        loaded = self._loaded.get(side)
+        if loaded is not None and isinstance(loaded.runtime, Batched):
+            return loaded.runtime.max_batch
+        return self._candidates[side].memory.batch
+
+    def favourite(self, sides: Collection[int]) -> int:
+        """The side to go on with: what is in memory goes first, before others take its place."""
+        return min(sides, key=lambda side: (side not in self._loaded, side))
+
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         """Restore square uint8 crops, each in the network of its size; results as of any `CropRuntime`."""
+        return self.submit(crops).result()
+
+    def submit(self, crops: Sequence[Image]) -> Submitted:
+        """Start on square uint8 crops; what `__call__` returns and most of what it raises comes from the result.
+
+        This waits as the networks' own `submit` does, and for those that have to leave the memory first.
+        """
         places: dict[int, list[int]] = {}
         for place, crop in enumerate(crops):
             places.setdefault(crop.shape[0], []).append(place)
-        results: list[Image | None] = [None] * len(crops)
+        flights: list[tuple[list[int], _Flight]] = []
         with self._lock:
-            # What is in memory goes first, before others take its place.
-            for size in sorted(places, key=lambda size: (size not in self._loaded, size)):
-                pictures = self._run(size, [crops[place] for place in places[size]])
-                for place, picture in zip(places[size], pictures, strict=True):
-                    results[place] = picture
-        return results
-
-    def _run(self, size: int, crops: Sequence[Image]) -> list[Image | None]:
-        try:
-            return self._ready(size, len(crops))(crops)
-        except DeviceError:
-            if self._loaded.keys() <= {size}:
+            try:
+                while places:
+                    size = self.favourite(places)
+                    mine = places.pop(size)
+                    flights.append((mine, self._start(size, [crops[place] for place in mine])))
+            except Exception:
+                # Nobody will ask for what was started.
+                for _, flight in flights:
+                    flight.land()
                 raise
-        # Estimates can be too low, and others use the device too: once more, alone.
-        self._loaded.clear()
-        return self._ready(size, len(crops))(crops)
+        return Submitted(tuple(flights), self._land)
 
-    def _ready(self, size: int, count: int) -> CropRuntime:
+    def _land(self, flight: _Flight) -> None:
+        flight.land()
+        if not flight.shortage:
+            return
+        with self._lock:
+            # Another thread may have been here.
+            if flight.shortage and (flight.crowded or self._crowded(flight.size)):
+                flight.crowded = False
+                flight.replace(self._start_alone(flight.size, flight.crops))
+
+    def _start(self, size: int, crops: Sequence[Image]) -> _Flight:
+        try:
+            return self._launch(size, crops)
+        except DeviceError:
+            if not self._crowded(size):
+                raise
+        return self._start_alone(size, crops)
+
+    def _start_alone(self, size: int, crops: Sequence[Image]) -> _Flight:
+        """Once more, because estimates can be too low, and others use the device too."""
+        while self._loaded:
+            self._release()
+        return self._launch(size, crops)
+
+    def _launch(self, size: int, crops: Sequence[Image]) -> _Flight:
+        loaded = self._ready(size, len(crops))
+        flight = _Flight(size, crops, submit(loaded.runtime, crops), self._crowded(size))
+        loaded.flights.add(flight)
+        return flight
+
+    def _crowded(self, size: int) -> bool:
+        """Whether others are in memory."""
+        return not self._loaded.keys() <= {size}
+
+    def _ready(self, size: int, count: int) -> _Loaded:
         """The network of a size, with room for a call with `count` faces."""
         candidate = self._candidates[size]
         loaded = self._loaded.pop(size, None)
@@ -123,14 +257,19 @@ class Selection:
         loaded.most = max(count, most)
         self._loaded[size] = loaded
         self._descriptions = {**self._descriptions, size: loaded.runtime.description}
-        return loaded.runtime
+        return loaded
 
     def _make_room(self, needed: int) -> None:
         while self.memory is not None and self._loaded:
             held = sum(self._candidates[size].memory.held(one.most) for size, one in self._loaded.items())
             if held + needed <= self.memory:
                 return
-            del self._loaded[next(iter(self._loaded))]
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the network that has not been used for longest, done with what it was given."""
+        for flight in list(self._loaded.pop(next(iter(self._loaded))).flights):
+            flight.land()
 
 
 def find_all(weights: WeightFiles, backend: str = "auto") -> list[Path]:

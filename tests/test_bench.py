@@ -16,7 +16,7 @@ from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
 from bench.run import suite
 from gpen_core.ahead import Network
-from gpen_core.config import GeneratorConfig
+from gpen_core.config import GeneratorConfig, WeightsMetadata
 from gpen_core.model import Generator
 from gpen_core.runtime import compiles_ahead
 
@@ -131,6 +131,28 @@ def test_the_compiled_case_is_what_the_option_runs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("bench.measure.compiled_ahead", compiled)
     row = measure(replace(SUITES["cpu"][0], network="ahead", size=32))
     assert asked == ["fp32"]
+    assert row["fidelity"]["photo"]["psnr_db"] > 80
+
+
+def test_the_exported_case_is_what_export_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+
+    def export(
+        generator: Generator, metadata: WeightsMetadata, target: Path, dtype: str, device: torch.device, digest: str
+    ) -> None:
+        written.append((generator, target, dtype, device))
+
+    def load(path: Path, device: torch.device) -> tuple[None, Network]:
+        ((generator, target, *_),) = written
+        assert path == target
+        return None, generator
+
+    monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
+    monkeypatch.setattr("bench.measure.export_package", export)
+    monkeypatch.setattr("bench.measure.load_package", load)
+    (case,) = [case for case in SUITES["cpu"] if case.network == "package"]
+    row = measure(replace(case, size=32, fidelity=True))
+    assert written[0][2:] == ("fp32", CPU)
     assert row["fidelity"]["photo"]["psnr_db"] > 80
 
 

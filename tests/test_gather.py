@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +16,8 @@ from tests.stubs import config_of
 CULPRIT = 13
 
 
-def crops(*levels: int) -> list[Image]:
-    return [np.full((4, 4, 3), level, np.uint8) for level in levels]
+def crops(*levels: int, side: int = 4) -> list[Image]:
+    return [np.full((side, side, 3), level, np.uint8) for level in levels]
 
 
 def levels(pictures: Sequence[Image | None]) -> list[int | None]:
@@ -79,6 +79,23 @@ class Plain:
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
         self.seen.append(levels(crops))
         return [np.bitwise_not(crop) for crop in crops]
+
+
+@dataclass(eq=False)
+class Networks(Device):
+    """Several of them: for sides of 4 and 8, of which the last used one is in memory alone. Crops of 8 go in pairs."""
+
+    here: int = 4
+
+    def submit(self, crops: Sequence[Image]) -> Flight:
+        (self.here,) = {crop.shape[0] for crop in crops}
+        return super().submit(crops)
+
+    def favourite(self, sides: Collection[int]) -> int:
+        return self.here if self.here in sides else min(sides)
+
+    def batch_of(self, side: int) -> int:
+        return {4: self.max_batch, 8: 2}[side]
 
 
 def drained(gatherer: Gatherer[str]) -> list[Landed[str]]:
@@ -191,3 +208,61 @@ def test_seconds_are_shared_by_the_crops_of_a_batch() -> None:
     first, second = drained(gatherer)
     assert first.seconds == pytest.approx(3 * second.seconds)
     assert second.seconds > 0
+
+
+def test_a_batch_is_for_one_of_several_networks() -> None:
+    networks = Networks(max_batch=4)
+    gatherer: Gatherer[str] = Gatherer(networks)
+    small, large = crops(1, 2, 3), crops(11, 12, 14, side=8)
+    gatherer.add("a", [large[0], small[0], large[1], small[1], large[2]])
+    gatherer.add("b", [small[2]])
+    gatherer.add("c", crops(15, side=8))
+    landed = drained(gatherer)
+    # What "a" needs goes first, in the network that is here, and takes along what the others need from the same.
+    assert networks.batches == [[1, 2, 3], [11, 12], [14, 15]]
+    assert [(one.key, levels(one.pictures)) for one in landed] == [
+        ("b", [252]),
+        ("a", [244, 254, 243, 253, 241]),
+        ("c", [240]),
+    ]
+    assert [picture.shape[0] for one in landed for picture in one.pictures if picture is not None] == [
+        *[4],
+        *[8, 4, 8, 4, 8],
+        *[8],
+    ]
+
+
+def test_the_oldest_picture_does_not_wait_for_a_network_that_others_keep_busy() -> None:
+    networks = Networks(max_batch=2, at_once=False)
+    gatherer: Gatherer[str] = Gatherer(networks)
+    gatherer.add("old", [*crops(1), *crops(2, side=8)])
+    for level in range(20, 30):
+        gatherer.add(str(level), crops(level))
+    assert gatherer.launch() and gatherer.launch()
+    assert networks.batches == [[1, 20], [2]]
+
+
+def test_the_next_batch_has_room_for_crops_of_its_network() -> None:
+    gatherer: Gatherer[str] = Gatherer(Networks(max_batch=3))
+    assert gatherer.hungry
+    gatherer.add("a", crops(1))
+    gatherer.add("b", crops(2, 3, 5, 6, side=8))
+    assert gatherer.hungry, "one of three"
+    gatherer.add("c", crops(7, 8))
+    assert not gatherer.hungry
+    gatherer.launch()
+    assert not gatherer.hungry, "two of two"
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_only_the_culprit_of_several_networks_fails(refuses: bool) -> None:
+    networks = Networks(max_batch=4, refuses=refuses)
+    gatherer: Gatherer[str] = Gatherer(networks)
+    gatherer.add("a", [*crops(1), *crops(2, side=8)])
+    gatherer.add("b", [*crops(CULPRIT), *crops(3, 4, side=8)])
+    gatherer.add("c", [*crops(5), *crops(6, side=8)])
+    landed = {one.key: one for one in drained(gatherer)}
+    assert {key: one.error is not None for key, one in landed.items()} == {"a": 0, "b": 1, "c": 0}
+    assert levels(landed["a"].pictures) == [254, 253]
+    assert levels(landed["c"].pictures) == [250, 249]
+    assert [4] not in networks.batches, "what waits of the culprit is dropped"

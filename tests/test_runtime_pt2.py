@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,25 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.torch_version import TorchVersion
 
 import gpen_weights
 from gpen_convert import export
 from gpen_convert.export import difference, export_generator, probe
 from gpen_core import ahead, runtime_pt2
-from gpen_core.ahead import SIDECAR, Machine, Sidecar, describe_machine, load_package
+from gpen_core.ahead import (
+    BATCHES,
+    ONE,
+    SIDECAR,
+    Machine,
+    Sidecar,
+    can_record,
+    describe_machine,
+    load_package,
+    make_package,
+    read_sidecar,
+)
 from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
@@ -26,14 +40,15 @@ from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
 from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
-from gpen_core.runtime import Runtime, RuntimeOptions
+from gpen_core.runtime import Compiled, Runtime, RuntimeOptions, switches
 from gpen_core.runtime_pt2 import PackageRuntime
+from gpen_core.types import Image
 from tests.exported import PLAIN, converted, run_process
-from tests.stubs import smooth_picture
+from tests.stubs import config_of, doubled, smooth_picture
 
 # Compiling takes seconds for each level, and noise is of interest.
 SMALL = GeneratorConfig(input_size=8, output_size=16, channels=(8, 8, 4), style_dim=8, n_mlp=1)
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +101,76 @@ def test_restorer(made: Path) -> None:
     assert [face.status for face in restored.faces] == ["restored"]
 
 
+def test_a_cpu_runs_a_batch_face_by_face(made: Path) -> None:
+    sidecar, network = load_package(made, CPU)
+    assert (sidecar.batches, sidecar.compiled_batches) == (BATCHES, ONE)
+    image = probe(SMALL, 5)
+    assert torch.equal(network(image), torch.cat([network(one) for one in image.split(1)]))
+
+
+@pytest.fixture(scope="module")
+def dynamic(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose code is for every batch, as those for a GPU are, and as those for a CPU once were.
+
+    It is of `doubled`; the generator would take longer to compile.
+    """
+    package = tmp_path_factory.mktemp("dynamic") / "net.pt2"
+    sidecar = replace(read_sidecar(made), compiled_batches=BATCHES, package_sha256="")
+    make_package(Doubled(), package, sidecar, CPU)
+    return package
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, image: Tensor) -> Tensor:
+        return doubled(image)
+
+
+def test_code_for_every_batch(dynamic: Path) -> None:
+    sidecar, network = load_package(dynamic, CPU)
+    assert (sidecar.batches, sidecar.compiled_batches) == (BATCHES, BATCHES)
+    content = json.loads(Path(f"{dynamic}{SIDECAR}").read_text())
+    assert content["format_version"] == 1
+    assert "compiled_batches" not in content
+    for batch in (1, 3, 15):
+        image = probe(SMALL, batch)
+        torch.testing.assert_close(network(image), doubled(image))
+    with pytest.raises(ValueError, match=r"expected \[1..15, 3, 8, 8\]"):
+        network(torch.zeros(16, 3, 8, 8))
+
+
+def test_what_the_code_is_for_is_said(dynamic: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for package, said in ((dynamic, "1 to 15 faces at once, "), (made, "1 to 15 faces at once, one after the other")):
+        assert run_command(["info", str(package)]) == 0
+        assert said in capsys.readouterr().out
+
+
+def test_code_for_every_batch_is_not_taken_for_code_for_one(dynamic: Path, tmp_path: Path) -> None:
+    package = tmp_path / "net.pt2"
+    shutil.copyfile(dynamic, package)
+    content = json.loads(Path(f"{dynamic}{SIDECAR}").read_text())
+    content.update(format_version=2, compiled_batches=[1, 1])
+    Path(f"{package}{SIDECAR}").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="not the sidecar that this package was made with"):
+        read_sidecar(package)
+
+
+def test_any_number_of_threads_may_call_it(made: Path, dynamic: Path) -> None:
+    images = [probe(SMALL, 1 + seed % 4) for seed in range(32)]
+    for package in (made, dynamic):
+        _, network = load_package(package, CPU)
+        expected = [network(image) for image in images]
+        with ThreadPoolExecutor(8) as pool:
+            for one, other in zip(pool.map(network, images), expected, strict=True):
+                assert torch.equal(one, other)
+    runtime = PackageRuntime(made, max_batch=4)
+    given = [[smooth_picture(8, 8, 10 * seed + i) for i in range(seed % 7)] for seed in range(32)]
+    alone = [runtime(crops) for crops in given]
+    with ThreadPoolExecutor(8) as pool:
+        for results, expected_results in zip(pool.map(runtime, given), alone, strict=True):
+            for a, b in zip(results, expected_results, strict=True):
+                np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
 @pytest.mark.slow
 def test_the_bundled_weights(tmp_path: Path) -> None:
     source = gpen_weights.resolve("gpen-open-512", suffixes=(".safetensors",))
@@ -136,7 +221,13 @@ def test_inputs_of_any_layout(made: Path) -> None:
         (lambda c: c["weights"]["config"].update(task="inpainting"), "not the sidecar that this package was made with"),
         (lambda c: c.update(package_sha256="1" * 64), "one of the two was changed or swapped"),
         (lambda c: c.update(input_size=16), "contradicts itself"),
-        (lambda c: c.update(format_version=2), "contradicts itself"),
+        (lambda c: c.update(format_version=1), "contradicts itself"),
+        (lambda c: c.update(format_version=3), "format 3, which this version of gpen-core does not know"),
+        (lambda c: c.update(compiled_batches=[1, 15], format_version=1), "contradicts itself"),
+        (lambda c: c.update(compiled_batches=[1, 8]), r"code for 1 to 8 faces can't make calls of 1 to 15"),
+        (lambda c: c.update(compiled_batches=[2, 2]), r"code for 2 to 2 faces can't make calls of 1 to 15"),
+        (lambda c: c.update(compiled_batches=1), "malformed"),
+        (lambda c: (c.pop("compiled_batches"), c.update(format_version=1)), "not the sidecar that this package was"),
         (lambda c: c.update(surprise=1), "contradicts itself"),
         (lambda c: c.pop("dtype"), "malformed"),
         (lambda c: c["machine"].pop("torch"), "malformed"),
@@ -302,3 +393,170 @@ def shifted(source: Path) -> torch.nn.Module:
     generator = load_generator(source)
     generator.constant.data += 1
     return generator
+
+
+# Recording.
+
+
+@dataclass
+class Opened:
+    """What PyTorch's loader was asked for."""
+
+    arguments: tuple[Any, ...]
+
+    def run(self, images: Sequence[Tensor]) -> list[Tensor]:
+        return [-images[0]]
+
+
+def test_what_is_recorded_is_loaded_without_its_own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyTorch's loader has it for CUDA graphs; in older ones there is no such choice."""
+    asked: list[tuple[Any, ...]] = []
+
+    def loader(*arguments: Any) -> Opened:
+        asked.append(arguments)
+        if not newer and len(arguments) > 2:
+            raise TypeError("incompatible constructor arguments")
+        return Opened(arguments)
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", loader)
+    for newer in (True, False):
+        monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0+cu128" if newer else "2.7.1"))
+        for device in (CPU, torch.device("cuda", 1)):
+            assert can_record(device) == (newer and device.type == "cuda")
+            assert ahead._open(tmp_path, device)(torch.ones(1)).item() == -1
+    path = str(tmp_path)
+    assert asked == [
+        (path, "model", False, 1, -1),
+        (path, "model", True, 1, 1),
+        *[(path, "model", False, 1, -1), (path, "model")],
+        *[(path, "model", False, 1, 1), (path, "model")],
+    ]
+
+
+def test_how_a_package_runs_on_a_gpu(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar = replace(read_sidecar(made), compiled_batches=BATCHES)
+    monkeypatch.setattr(runtime_pt2, "choose_device", torch.device)
+    recorded = RuntimeOptions("cuda", compile=True, compiler="ahead", max_batch=8, cuda_graphs=True)
+    assert runtime_pt2._options_for(sidecar, "cuda", None) == recorded
+    assert runtime_pt2._options_for(sidecar, "cuda", 99).max_batch == 15
+    assert runtime_pt2._options_for(replace(sidecar, batches=(1, 3)), "cuda", None).max_batch == 3
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.7.1"))
+    assert runtime_pt2._options_for(sidecar, "cuda", None) == replace(recorded, cuda_graphs=False)
+
+
+def test_a_cpu_fills_up_no_batches() -> None:
+    batches = []
+
+    def negative(image: Tensor) -> Tensor:
+        batches.append(len(image))
+        return -image
+
+    options = RuntimeOptions("cpu", compile=True, compiler="ahead", max_batch=8)
+    given = [smooth_picture(64, 64, seed) for seed in range(11)]
+    results = Runtime(negative, config_of(64), options)(given)
+    assert batches == [8, 3]
+    for crop, result in zip(given, results, strict=True):
+        np.testing.assert_array_equal(np.asarray(result), np.bitwise_not(crop))
+
+
+class Replayed(Compiled):
+    """Plays a GPU: what is recorded runs the step again on the memory that it was recorded with."""
+
+    def __init__(self, step: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__(step, CPU, True)
+        self.recording = True
+        self.recorded: list[int] = []
+
+    def _record(self, pixels: Tensor) -> tuple[Any, Tensor, tuple[Tensor, Tensor]]:
+        self.recorded.append(len(pixels))
+        entering = torch.zeros_like(pixels)
+        leaving = tuple(torch.zeros_like(one) for one in self.step(entering))
+        return Graph(self, entering, (leaving[0], leaving[1])), entering, (leaving[0], leaving[1])
+
+
+@dataclass
+class Graph:
+    owner: Replayed
+    entering: Tensor
+    leaving: tuple[Tensor, Tensor]
+
+    def replay(self) -> None:
+        for target, value in zip(self.leaving, self.owner.step(self.entering), strict=True):
+            target.copy_(value)
+
+
+def test_each_batch_size_is_recorded_once_and_results_outlive_the_next_replay(made: Path) -> None:
+    _, network = load_package(made, CPU)
+    options = RuntimeOptions("cpu", compile=True, compiler="ahead", max_batch=8)
+    plain, runtime = (Runtime(network, SMALL, options) for _ in range(2))
+    replayed = Replayed(plain._run)
+    runtime._run, runtime._in_buckets = replayed, True
+    given = [[smooth_picture(8, 8, 20 * start + i) for i in range(11)] for start in range(3)]
+    pending = [runtime.submit(crops) for crops in given]
+    # Three are filled up to four.
+    assert replayed.recorded == [8, 4]
+    for one, crops in zip(pending, given, strict=True):
+        for result, expected in zip(one.result(), plain(crops), strict=True):
+            np.testing.assert_array_equal(np.asarray(result), np.asarray(expected))
+    replayed.forget()
+    runtime(given[0][:1])
+    assert replayed.recorded == [8, 4, 1]
+
+
+# On a GPU.
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp16"])
+def on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = converted(tmp_path_factory.mktemp("gpu"), SMALL)
+    export_generator(source, format="pt2", dtype=request.param, device="cuda")
+    return source.with_suffix(".pt2")
+
+
+def assert_near(results: Sequence[Image | None], expected: Sequence[Image | None], dtype: str) -> None:
+    for one, other in zip(results, expected, strict=True):
+        assert np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= (1 if dtype == "fp32" else 2)
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_a_dynamic_batch(on_gpu: Path) -> None:
+    sidecar, network = load_package(on_gpu, CUDA)
+    assert (sidecar.batches, sidecar.compiled_batches) == (BATCHES, BATCHES)
+    generator = load_generator(on_gpu.with_suffix(".safetensors"))
+    for batch in range(1, 16):
+        image = probe(SMALL, batch)
+        with torch.inference_mode(), switches(CUDA, sidecar.dtype, RuntimeOptions()):
+            relative, decibels = difference(generator(image).numpy(), network(image.to(CUDA)).cpu().numpy())
+        assert relative <= 1e-4 if sidecar.dtype == "fp32" else decibels >= export.DECIBELS
+
+
+@pytest.mark.gpu
+def test_a_gpu_replays_what_it_recorded(on_gpu: Path) -> None:
+    runtime = PackageRuntime(on_gpu, max_batch=8)
+    generator = load_generator(on_gpu.with_suffix(".safetensors"))
+    exact = Runtime(generator, SMALL, RuntimeOptions("cuda", "fp32"))
+    given = [[smooth_picture(8, 8, 20 * start + i) for i in range(11)] for start in range(6)]
+    pending = [runtime.submit(crops) for crops in given]
+    for one, crops in zip(pending, given, strict=True):
+        assert_near(one.result(), exact(crops), runtime.precision)
+    compiled = runtime._runtime._run
+    assert isinstance(compiled, Compiled)
+    assert sorted(compiled.graphs) == ([4, 8] if can_record(CUDA) else [])
+
+
+@pytest.mark.gpu
+def test_threads_share_a_package_on_a_gpu(on_gpu: Path) -> None:
+    runtime = PackageRuntime(on_gpu, max_batch=8)
+    given = [[smooth_picture(8, 8, 20 * seed + i) for i in range(1 + seed % 8)] for seed in range(24)]
+    generator = load_generator(on_gpu.with_suffix(".safetensors"))
+    exact = Runtime(generator, SMALL, RuntimeOptions("cuda", "fp32"))
+    expected = [exact(crops) for crops in given]
+    with ThreadPoolExecutor(4) as pool:
+        for results, wanted in zip(pool.map(runtime, given), expected, strict=True):
+            assert_near(results, wanted, runtime.precision)
+    _, network = load_package(on_gpu, CUDA)
+    images = [probe(SMALL, 1 + seed % 4).to(CUDA) for seed in range(32)]
+    alone = [network(image) for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        for one, other in zip(pool.map(network, images), alone, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)

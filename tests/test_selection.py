@@ -7,7 +7,7 @@ import json
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ from torch import Tensor
 
 from gpen_convert.export import export_generator
 from gpen_convert.generator import convert_generator
-from gpen_core import runtime
-from gpen_core.backend import survey_weights
+from gpen_core import image_io, runtime
+from gpen_core.backend import Asynchronous, Batched, CropRuntime, Several, survey_weights
+from gpen_core.batch import Files, run
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import FFHQ_TEMPLATE, GeneratorConfig
 from gpen_core.errors import CheckpointError, DeviceError, MissingWeightsError, UsageError
 from gpen_core.footprint import Footprint
+from gpen_core.gather import Gatherer
+from gpen_core.plan import Job
 from gpen_core.presets import PRESETS
 from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Runtime, RuntimeOptions
@@ -304,6 +307,295 @@ def test_compilers_store_weights_once_more() -> None:
     assert (plain.weights, plain.batch) == (4000, 1)
     assert runtime.estimate_footprint(config, 1000, RuntimeOptions("cpu", compile=True)).weights == 8000
     assert runtime.estimate_footprint(config, 1000, RuntimeOptions("cpu", "bf16", max_batch=4)).weights == 6000
+
+
+# Work that is on its way.
+
+
+class Late(Engine):
+    """An engine on a device that works by itself: what it was given is done when it is waited for.
+
+    log: what all engines were given and waited for. errors: what goes wrong, call by call, when it is waited for;
+    refusals: when it is given.
+    """
+
+    def __init__(self, size: int, log: list[str], max_batch: int = 4) -> None:
+        super().__init__(size)
+        self.max_batch, self.log = max_batch, log
+        self.errors: list[Exception | None] = []
+        self.refusals: list[Exception | None] = []
+
+    def submit(self, crops: Sequence[Image]) -> Errand:
+        self.log.append(f"give {self.config.input_size}")
+        refusal = self.refusals.pop(0) if self.refusals else None
+        if refusal is not None:
+            raise refusal
+        return Errand(self, crops, self.errors.pop(0) if self.errors else None)
+
+
+@dataclass(eq=False)
+class Errand:
+    engine: Late
+    crops: Sequence[Image]
+    error: Exception | None
+    landed: bool = False
+
+    def done(self) -> bool:
+        return self.landed
+
+    def result(self) -> list[Image | None]:
+        if not self.landed:
+            self.engine.log.append(f"wait {self.engine.config.input_size}")
+        self.landed = True
+        if self.error is not None:
+            raise self.error
+        # Each crop's own level, so that a mix-up would show.
+        return [np.bitwise_not(crop) for crop in self.crops]
+
+
+def late(*sizes: int, memory: int | None = None) -> tuple[Selection, dict[int, Late], list[str]]:
+    log: list[str] = []
+    engines = {size: Late(size, log) for size in sizes}
+
+    def noting(engine: Late) -> Callable[[], CropRuntime]:
+        def load() -> Late:
+            log.append(f"load {engine.config.input_size}")
+            return engine
+
+        return load
+
+    light = replace(LIGHT, batch=6)
+    chosen = Selection([Candidate(f"{s}", one.config, light, noting(one)) for s, one in engines.items()], memory)
+    log.clear()
+    return chosen, engines, log
+
+
+def level(size: int, value: int) -> Image:
+    return np.full((size, size, 3), value, np.uint8)
+
+
+def seen(pictures: Sequence[Image | None]) -> list[tuple[int, int] | None]:
+    return [None if picture is None else (picture.shape[0], 255 - int(picture.max())) for picture in pictures]
+
+
+def test_it_is_what_the_stream_looks_for() -> None:
+    chosen, engines, _ = late(16, 32)
+    for kind in (CropRuntime, Asynchronous, Batched, Several):
+        assert isinstance(chosen, kind)
+    # 32 is not loaded yet: its footprint tells.
+    assert (chosen.batch_of(16), chosen.batch_of(32), chosen.max_batch) == (4, 6, 6)
+    chosen([blank(32)])
+    engines[16].max_batch = 1
+    assert (chosen.batch_of(16), chosen.batch_of(32), chosen.max_batch) == (1, 4, 4)
+
+
+def test_engines_that_do_not_say_their_batch() -> None:
+    chosen = Selection([candidate(Engine(16)), candidate(Engine(32))])
+    assert chosen.batch_of(16) == chosen.batch_of(32) == chosen.max_batch == LIGHT.batch
+    pending = chosen.submit([blank(32), blank(16)])
+    assert pending.done()
+    assert [picture is not None and picture.shape[0] for picture in pending.result()] == [32, 16]
+
+
+def test_the_next_crops_are_given_before_the_last_are_waited_for() -> None:
+    chosen, _, log = late(16, 32)
+    first = chosen.submit([level(32, 1), level(16, 2), level(32, 3)])
+    second = chosen.submit([level(16, 4)])
+    assert log == ["give 16", "load 32", "give 32", "give 16"]
+    assert not first.done()
+    assert seen(second.result()) == [(16, 4)]
+    assert second.done() and not first.done()
+    assert seen(first.result()) == seen(first.result()) == [(32, 1), (16, 2), (32, 3)]
+    assert first.done()
+    assert log[4:] == ["wait 16", "wait 16", "wait 32"]
+
+
+def test_a_network_stays_until_it_is_done_with_what_it_was_given() -> None:
+    # Room for one network and a call.
+    chosen, _, log = late(16, 32, memory=150)
+    first, second = chosen.submit([level(16, 1), level(16, 2)]), chosen.submit([level(16, 3)])
+    third = chosen.submit([level(32, 4)])
+    assert sorted(log[2:4]) == ["wait 16", "wait 16"]
+    assert log[4:] == ["load 32", "give 32"]
+    assert first.done() and second.done() and not third.done()
+    assert [seen(one.result()) for one in (first, second, third)] == [[(16, 1), (16, 2)], [(16, 3)], [(32, 4)]]
+    assert log[6:] == ["wait 32"]
+
+
+def test_one_call_through_networks_that_do_not_fit_together() -> None:
+    chosen, _, log = late(16, 32, memory=150)
+    assert seen(chosen([level(32, 1), level(16, 2), level(32, 3)])) == [(32, 1), (16, 2), (32, 3)]
+    assert log == ["give 16", "wait 16", "load 32", "give 32", "wait 32"]
+
+
+def test_what_nobody_wants_any_more_is_not_waited_for() -> None:
+    chosen, _, log = late(16, 32, memory=150)
+    chosen.submit([blank(16)])
+    chosen.submit([blank(32)])
+    assert log == ["give 16", "load 32", "give 32"]
+
+
+def test_a_released_network_is_gone_though_its_results_are_held(tmp_path: Path) -> None:
+    networks: list[Any] = []
+
+    def load(size: int) -> Runtime:
+        generator = load_generator(converted(tmp_path, small_config(size)))
+        networks.append(weakref.ref(generator))
+        return Runtime(generator, generator.config, RuntimeOptions("cpu"))
+
+    candidates = [Candidate(str(s), small_config(s), LIGHT, lambda s=s: load(s)) for s in SMALL]  # type: ignore[misc]
+    chosen = Selection(candidates, memory=150)
+    pending = []
+    for side in (32, 64, 16):
+        pending.append(chosen.submit([blank(side)]))
+        gc.collect()
+        assert [network() is not None for network in networks].count(True) == 1
+    assert [one.result()[0] is not None for one in pending] == [True] * 3
+
+
+def test_memory_that_runs_out_late_is_tried_again_alone() -> None:
+    chosen, engines, log = late(16, 32)
+    engines[32].errors = [DeviceError("out of memory")]
+    first, second = chosen.submit([level(32, 1), level(16, 2)]), chosen.submit([level(16, 3)])
+    del log[:]
+    assert seen(first.result()) == [(32, 1), (16, 2)]
+    # Others are done before they go.
+    assert log == ["wait 16", "wait 32", "wait 16", "load 32", "give 32", "wait 32"]
+    assert seen(second.result()) == [(16, 3)]
+    assert log[6:] == []
+
+
+def test_memory_that_runs_out_alone_is_not_tried_again() -> None:
+    chosen, engines, log = late(16, 32)
+    engines[16].errors = [DeviceError("out of memory"), None]
+    pending = chosen.submit([blank(16)])
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="out of memory"):
+            pending.result()
+    assert log == ["give 16", "wait 16"]
+    engines[32].errors = [DeviceError("out of memory"), DeviceError("out of memory, alone")]
+    pending = chosen.submit([blank(32)])
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="alone"):
+            pending.result()
+    assert log[2:] == ["load 32", "give 32", "wait 32", "load 32", "give 32", "wait 32"]
+
+
+def test_memory_that_runs_out_while_a_network_has_to_go() -> None:
+    """It is known when others make it leave, and tried again when its result is wanted."""
+    chosen, engines, log = late(16, 32, memory=150)
+    engines[16].errors = [DeviceError("out of memory")]
+    first = chosen.submit([level(16, 1)])
+    second = chosen.submit([level(32, 2)])
+    assert log == ["give 16", "wait 16", "load 32", "give 32"]
+    assert seen(first.result()) == [(16, 1)]
+    assert log[4:] == ["wait 32", "load 16", "give 16", "wait 16"]
+    assert seen(second.result()) == [(32, 2)]
+
+
+def test_errors_stay_with_the_crops_that_caused_them() -> None:
+    chosen, engines, log = late(16, 32, memory=150)
+    engines[16].errors = [ValueError("culprit")]
+    first, second, third = (chosen.submit([level(size, 1)]) for size in (16, 16, 32))
+    assert seen(third.result()) == [(32, 1)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="culprit"):
+            first.result()
+    assert seen(second.result()) == [(16, 1)]
+    assert log.count("give 16") == 2
+
+
+def test_a_refusal_in_the_middle_leaves_nothing_on_its_way() -> None:
+    chosen, engines, log = late(16, 32)
+    engines[32].refusals = [ValueError("culprit")]
+    before = chosen.submit([level(16, 1)])
+    del log[:]
+    with pytest.raises(ValueError, match="culprit"):
+        chosen.submit([level(16, 2), level(32, 3)])
+    assert log == ["give 16", "load 32", "give 32", "wait 16"]
+    assert seen(before.result()) == [(16, 1)]
+    assert seen(chosen([level(32, 4)])) == [(32, 4)]
+
+
+def test_a_refusal_for_want_of_memory_is_tried_again_alone() -> None:
+    chosen, engines, log = late(16, 32)
+    engines[32].refusals = [DeviceError("out of memory")]
+    pending = chosen.submit([level(16, 1), level(32, 2)])
+    assert log == ["give 16", "load 32", "give 32", "wait 16", "load 32", "give 32"]
+    assert seen(pending.result()) == [(16, 1), (32, 2)]
+
+
+@pytest.mark.parametrize(("memory", "shortage"), [(150, None), (None, DeviceError("out of memory"))])
+def test_threads_wait_for_results_while_others_change_the_networks(
+    memory: int | None, shortage: DeviceError | None
+) -> None:
+    chosen, engines, _ = late(*SMALL, memory=memory)
+    engines[32].errors = [shortage, None, None, ValueError("culprit")]
+
+    def one(place: int) -> list[tuple[int, int] | None] | str:
+        given = [level(SMALL[(place + step) % 3], place) for step in range(2)]
+        try:
+            return seen(chosen.submit(given).result())
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(one, range(60)))
+    assert results.count("culprit") == 1
+    for place, result in enumerate(results):
+        assert result in ([(SMALL[(place + step) % 3], place) for step in range(2)], "culprit")
+
+
+def test_pictures_share_batches_of_each_network() -> None:
+    chosen, _, log = late(16, 32)
+    gatherer: Gatherer[int] = Gatherer(chosen)
+    for key in range(4):
+        gatherer.add(key, [level(32, 10 + key), level(16, 20 + key)])
+    landed = []
+    while gatherer.launch() or gatherer.flying:
+        landed += gatherer.collect(wait=gatherer.flying == 2 or not gatherer.launch())
+    assert [entry for entry in log if entry.startswith("give")] == ["give 16", "give 32"]
+    assert [(one.key, seen(one.pictures)) for one in landed] == [
+        (key, [(32, 10 + key), (16, 20 + key)]) for key in range(4)
+    ]
+
+
+@pytest.mark.parametrize("memory", [None, 1])
+def test_a_stream_is_the_photos_one_by_one(memory: int | None, tmp_path: Path) -> None:
+    """To the byte, on a CPU with a face at a time, whether all networks stay or one."""
+    paths = [converted(tmp_path, small_config(size), str(size)) for size in SMALL]
+    chosen = load_weights(paths, device="cpu", memory=memory)
+    faces = [face_at(50, 60, 17), face_at(150, 80, 60), face_at(60, 110, 33), face_at(220, 120, 16)]
+    restorer = Restorer(chosen, chosen.config, FixedDetector(faces))
+    jobs = []
+    for photo in range(5):
+        source = tmp_path / f"{photo}.png"
+        noise = np.random.RandomState(photo).randint(0, 256, (160, 280, 3)).astype(np.uint8)
+        assert cv2.imwrite(str(source), noise)
+        jobs.append(Job(source, tmp_path / "out" / source.name, tmp_path / "out"))
+    summary = run(jobs, lambda: restorer, Options(), lambda outcome: None, files=Files(workers=2))
+    assert summary.counts == {"restored": 5}
+    for job in jobs:
+        pixels = image_io.read(job.source).pixels
+        alone = restorer(pixels).image
+        assert not np.array_equal(alone, pixels)
+        assert np.array_equal(image_io.read(job.target).pixels, alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("memory", [None, 1])
+def test_networks_change_places_on_a_gpu_while_it_works(memory: int | None, compiled: bool, tmp_path: Path) -> None:
+    paths = [converted(tmp_path, small_config(size), str(size)) for size in SMALL]
+    chosen = load_weights(paths, device="cuda", precision="fp32", compile=compiled, max_batch=4, memory=memory)
+    alone = [load_weights(path, device="cuda", precision="fp32") for path in paths]
+    given = [[smooth_picture(size, size, 10 * call + i) for i, size in enumerate(SMALL * 2)] for call in range(8)]
+    assert isinstance(chosen, Selection)
+    pending = [chosen.submit(crops) for crops in given]
+    for one, crops in zip(pending, given, strict=True):
+        expected = [alone[SMALL.index(crop.shape[0])]([crop])[0] for crop in crops]
+        for result, other in zip(one.result(), expected, strict=True):
+            assert np.abs(np.asarray(result).astype(int) - np.asarray(other)).max() <= 1
 
 
 # What does not go together.
