@@ -541,8 +541,9 @@ class FusedGenerator(nn.Module):
     def _blur(self, features: Features) -> Tensor:
         b, h, w, c = features.values.shape
         out = features.values.new_empty((b, h + 1, w + 1, c))
-        grid, tile = blur_tile(self.faces or b, h + 1, w + 1, c)
-        launch(blur_kernel)[grid + (b,)](features.values, features.bias, out, h, w, c, RAW=features.raw, **tile)
+        blocks, tile = blur_tile(self.faces or b, h + 1, w + 1, c)
+        grid = (*blocks, b)
+        launch(blur_kernel)[grid](features.values, features.bias, out, h, w, c, RAW=features.raw, **tile)
         return out
 
     def _convolve(self, x: Tensor, weight: Tensor, *, stride: int, padding: int) -> Tensor:
@@ -578,8 +579,9 @@ class FusedGenerator(nn.Module):
         b, h, w, c = x.shape[0], x.shape[1] - 1, x.shape[2] - 1, x.shape[3]
         layer = affine(self.layers[2 * i - 1])
         out = x.new_empty((b, h, w, 2 * c))
-        grid, tile = up_tile(self.faces or b, h, w, c)
-        launch(up_kernel)[grid + (b,)](
+        blocks, tile = up_tile(self.faces or b, h, w, c)
+        grid = (*blocks, b)
+        launch(up_kernel)[grid](
             x, out, h, w, c, gains[:, self.gains[2 * i - 1]], gains.stride(0), layer.bias,
             styles[:, self.slots[f"layers.{2 * i}"]], styles.stride(0),
             features.values, features.batch_stride, features.bias, layer.gain,
@@ -597,8 +599,9 @@ class FusedGenerator(nn.Module):
         # Of its own also where nothing is written: a compiler would copy what might be.
         out = x.new_empty(1 if last else (b, h, w, 2 * c))
         scale = styles if last else styles[:, self.slots[f"layers.{2 * i + 1}"]]
-        grid, tile = merge_tile(self.faces or b, h * w, c)
-        launch(merge_kernel)[grid + (b,)](
+        blocks, tile = merge_tile(self.faces or b, h * w, c)
+        grid = (*blocks, b)
+        launch(merge_kernel)[grid](
             x, out, rgb, styles if skip is None else skip, h, w, c,
             gains[:, self.gains[2 * i]], gains.stride(0), layer.bias, scale, styles.stride(0),
             features.values, features.batch_stride, features.bias, layer.gain,
