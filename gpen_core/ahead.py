@@ -200,6 +200,8 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         "aot_inductor.metadata": sidecar.binding(),
         # Lays a CPU's weights out for its kernels while compiling.
         "freezing": device.type == "cpu",
+        # Else a batch of unknown size would keep a GPU's convolutions from channels-last.
+        "force_layout_optimization": device.type == "cuda",
         # Else the number of this process's threads would be a constant of the code.
         "cpp.dynamic_threads": True,
         "cpp.threads": THREADS,

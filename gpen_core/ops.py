@@ -57,4 +57,5 @@ def kernel_energy(weight: Tensor) -> Tensor:
 
 def demodulation(style: Tensor, energy: Tensor) -> Tensor:
     """1 / sqrt(sum_i (s_i^2 * energy_oi) + 1e-8), float32: style [B, I], energy [O, I] -> [B, O]."""
-    return torch.rsqrt(F.linear(style.square(), energy) + EPSILON)
+    # As a bias: some compilers (PyTorch 2.11 on a CPU) fail on a number added to a linear layer.
+    return torch.rsqrt(F.linear(style.square(), energy, energy.new_full(energy.shape[:1], EPSILON)))

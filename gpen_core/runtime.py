@@ -43,6 +43,8 @@ COMPILATIONS = 64
 LARGEST_TILE, SMALLEST_TILE = 256, 32
 # Batches of one request on their way: the device has the next one before the last one's pictures are read.
 ON_THEIR_WAY = 2
+# Tiles for four faces cost 1 or 2 % with one or eight (H200).
+PACKAGED_FACES = 4
 # Global switches of PyTorch can't be set for one thread alone.
 SWITCHES = threading.RLock()
 logger = logging.getLogger(__name__)
@@ -217,11 +219,10 @@ class Runtime:
 
     def _choose_compiler(self) -> str:
         wanted = self.options.compiler
-        on_gpu = self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        fits = isinstance(self.generator, Generator) and self.config.concat
-        if wanted == "kernels" and not (on_gpu and fits):
+        fit = kernels_fit(self.generator, self.config, self.device)
+        if wanted == "kernels" and not fit:
             raise DeviceError("the kernels need a CUDA device, Triton and a generator that concatenates its features")
-        if wanted in ("auto", "kernels") and on_gpu and fits:
+        if wanted in ("auto", "kernels") and fit:
             return "kernels"
         return "inductor" if wanted == "auto" else wanted
 
@@ -354,7 +355,9 @@ class Runtime:
     def _step(self, network: Callable[[Tensor], Tensor]) -> Step:
         """The network between 8-bit pictures. The result owns its memory."""
         value_range = self.config.value_range
-        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        # A package takes its pictures plane by plane.
+        wide = self.device.type == "cuda" and self.compiler != "ahead"
+        layout = torch.channels_last if wide else torch.contiguous_format
 
         def step(pixels: Tensor) -> tuple[Tensor, Tensor]:
             entering = to_network(pixels.permute(0, 3, 1, 2).float(), value_range).contiguous(memory_format=layout)
@@ -573,6 +576,27 @@ def form_for_cpu(generator: Generator, precision: str) -> nn.Module:
         lower(generator, LOW[precision])
         return Fixed(generator)
     return Fixed(generator, WinogradGenerator(generator))
+
+
+def form_for_gpu(generator: Generator, precision: str, device: torch.device) -> nn.Module:
+    """The module that is compiled ahead for a GPU, on it: float32 [B, 3, S, S] to float32 [B, 3, T, T], any batch.
+
+    This package's kernels where they can run, with tiles for `PACKAGED_FACES`; the compiler packs their machine code.
+    """
+    if kernels_fit(generator, generator.config, device):
+        from gpen_core.kernels import FusedGenerator
+
+        return FusedGenerator(generator, device, LOW.get(precision, torch.float32), PACKAGED_FACES)
+    generator = copy.deepcopy(generator)
+    if precision in LOW:
+        lower(generator, LOW[precision])
+    return Fixed(generator).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def kernels_fit(generator: object, config: GeneratorConfig, device: torch.device) -> bool:
+    """Whether this package's kernels can run a generator on a device."""
+    on_gpu = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    return on_gpu and isinstance(generator, Generator) and config.concat
 
 
 def guarded(step: Step, freezing: bool) -> Step:

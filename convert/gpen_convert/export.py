@@ -23,7 +23,15 @@ from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.files import replacing, sha256
 from gpen_core.model import Generator
-from gpen_core.runtime import RuntimeOptions, choose_device, form_for_cpu, lower, require_compiler, switches
+from gpen_core.runtime import (
+    RuntimeOptions,
+    choose_device,
+    form_for_cpu,
+    form_for_gpu,
+    lower,
+    require_compiler,
+    switches,
+)
 from gpen_core.runtime_onnx import PRECISION_KEY, describe_session, first_line, open_session
 
 FORMATS = {"onnx": ".onnx", "pt2": ".pt2"}
@@ -131,8 +139,7 @@ def export_package(
     if device.type == "cpu":
         network = form_for_cpu(generator, dtype)
     else:
-        network = Fixed(generator if dtype == "fp32" else lowered(generator)).to(device)
-        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network = form_for_gpu(generator, dtype, device)
     with tempfile.TemporaryDirectory(prefix="gpen-core-") as folder:
         package = Path(folder) / f"package{FORMATS['pt2']}"
         make_package(network, package, facts, device)
