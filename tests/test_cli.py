@@ -516,11 +516,8 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
         (["--mask", "ring"], "--mask 'ring' is none of 'box', 'ellipse' and 'parse'"),
         (["--stride", "9"], "--stride without --tile"),
         (["--tile", "64", "--stride", "65"], "--stride 65 is not from 1 to the tile's side"),
-        (
-            ["--aligned", "--box", "1,2,3,4"],
-            "nothing is detected with --aligned or --tile, "
-            "so --only, --box, --min-face, --max-faces and --rotate can't be used",
-        ),
+        (["--aligned", "--box", "1,2,3,4"], "nothing is detected with --aligned, so --box can't be used"),
+        (["--tile", "64", "--rotate", "auto"], "nothing is detected with --tile, so --rotate can't be used"),
         (["--box", "max_faces"], "--box 'max_faces' is not x,y,width,height in pixels, as in 100,50,300,300"),
     ],
 )
