@@ -99,7 +99,10 @@ def enhance(
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor."),
+        typer.Option(
+            help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor.",
+            readable=False,
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,20 @@ def test_colorize_passes_its_options_on(folder: Path, stub: list[Any], capsys: p
         "template": "ffhq",
         "parser": "ParseNet-latest",
     }
+
+
+@pytest.mark.parametrize(("strength", "faces"), [("0", 1), ("1", 0), ("0.5", 0)])
+@pytest.mark.parametrize("name", ["colour.png", "grey.png", "colour.jpg", "grey.jpg"])
+def test_what_is_not_coloured_is_copied(
+    name: str, strength: str, faces: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [face_at(60, 50, 64)] * faces
+    restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector(found))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert cv2.imwrite(name, PICTURE[..., 0] if "grey" in name else PICTURE)
+    assert run_command(["colorize", name, "-o", "out/", "--strength", strength]) == 0
+    assert (Path("out") / name).read_bytes() == Path(name).read_bytes()
 
 
 def test_inpaint(folder: Path) -> None:
