@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError, ImageError, MissingWeightsError, UsageError, printable
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, printable
 from gpen_core.memory import keep_freed_memory
 from gpen_core.progress import bar
 from gpen_core.usage import Verb, refuse, require_possible, typed_options
@@ -491,6 +491,7 @@ def _process(
     written += gallery.written(jobs)
     written += [Written(folder / NAME, "the record") for folder in {job.folder for job in jobs} if recording]
     written += [] if report is None else [Written(report, "the report (--report)")]
+    written += [] if use.cache is None else [Written(use.cache / "inductor", "what is compiled (--cache)")]
     require_apart(read, written)
     for warning in _warnings(photos, jobs, recursive, options, files):
         _complain(f"gpen-core: {warning}")
@@ -876,16 +877,16 @@ def _require_own_cache(device: str) -> None:
     """Raises UsageError if the user's own folder for compiled networks can't be one, before anything is compiled."""
     from gpen_core.backend import has_torch
     from gpen_core.files import require_possible_folder
-    from gpen_weights import storage_folder
 
     if not has_torch():
         return
+    from gpen_core.package_cache import default_folder
     from gpen_core.runtime import choose_device, compiles_ahead
 
+    folder = default_folder()
     try:
-        require_possible_folder(storage_folder())
-    except MissingWeightsError:
-        return
+        if folder is not None:
+            require_possible_folder(folder)
     except ImageError as error:
         if device not in ("auto", "cpu") or not compiles_ahead(choose_device(device)):
             return
@@ -956,6 +957,7 @@ def _settings(
 
 def _detector(name: str) -> str | Path:
     """The detector's path; centerface is fetched when it is not here."""
+    from gpen_core.errors import MissingWeightsError
     from gpen_weights import default_detector, pull, resolve
 
     meant = default_detector() if name == "auto" else name

@@ -160,6 +160,10 @@ def test_the_sidecar_of_a_package_is_not_written_over(
         (["--report", "out/a.png"], "out/a.png: both the output of in/a.png and the report (--report)"),
         (["--report", "out"], "out: the report (--report) can't stand where a folder is needed"),
         (["--save-faces", "f", "--report", "f"], "f: the report (--report) can't stand where a folder is needed"),
+        (
+            ["--compile", "--cache", "c", "--report", "c"],
+            "c: the report (--report) can't stand where a folder is needed",
+        ),
         (["--report", "in/../in/b.png"], "in/../in/b.png: the report (--report) would replace a photo that is read"),
     ],
 )

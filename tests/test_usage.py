@@ -246,15 +246,19 @@ def test_a_cache_in_an_image_is_only_read(folder: Path, monkeypatch: pytest.Monk
     assert Path("filled") not in asked
 
 
-@pytest.mark.parametrize("home", ["photo.png", "photo.png/home"])
+@pytest.mark.parametrize("home", ["photo.png", "photo.png/home", "home"])
 def test_a_home_that_cannot_be(
     home: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("GPEN_CORE_HOME", home)
     monkeypatch.setattr("gpen_core.runtime.compiles_ahead", lambda device: True)
+    compiled = folder / home / "compiled"
+    if home == "home":
+        compiled.parent.mkdir()
+        compiled.touch()
     line = error(["enhance", "photo.jpg", "--compile", "--device", "cpu"], capsys)
-    path = folder / "photo.png"
-    assert line == f"{folder / home}: {path} is no folder: set GPEN_CORE_HOME to a folder, or use --cache"
+    path = compiled if home == "home" else folder / "photo.png"
+    assert line == f"{compiled}: {path} is no folder: set GPEN_CORE_HOME to a folder, or use --cache"
     # Nothing is to be kept in it by these.
     assert run_command(["enhance", "photo.jpg", "--compile", "--cache", "c", "--device", "cpu"]) == 0
     assert run_command(["enhance", "photo.jpg"]) == 0
