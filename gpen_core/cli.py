@@ -333,10 +333,11 @@ def inpaint(
     """Fill the holes of aligned, square face crops. All other pixels stay."""
     from gpen_core.batch import Files
     from gpen_core.image_io import read
+    from gpen_core.photo import grey_of
     from gpen_core.restorer import Options
     from gpen_core.tasks import inpaint as task
 
-    holes = None if mask_image is None else read(mask_image).rgb8()[..., 0] > 127
+    holes = None if mask_image is None else grey_of(read(mask_image).rgb8()) > 127
     networks = Networks(weights, DEFAULT_DETECTOR, device=device)
     options = Options(aligned=True)
     _process(

@@ -407,6 +407,20 @@ def test_inpaint(folder: Path) -> None:
     assert not np.array_equal(result, picture)
 
 
+def test_a_mask_image_in_colours_counts_by_its_brightness(folder: Path) -> None:
+    task_weights("inpainting")
+    picture = np.minimum(smooth_picture(16, 16), 250)
+    save_png(Path("face.png"), picture)
+    mask = np.zeros((16, 16, 3), np.uint8)
+    mask[2:4], mask[6:8], mask[10:12] = (255, 0, 0), (128, 128, 128), (0, 255, 255)
+    save_png(Path("mask.png"), mask)
+    arguments = ["inpaint", "face.png", "-o", "out.png", "--weights", "inpainting.safetensors"]
+    assert run_command([*arguments, "--mask-image", "mask.png"]) == 0
+    changed = (load_png(Path("out.png")) != picture).any((1, 2))
+    assert set(np.flatnonzero(changed)) <= {6, 7, 10, 11}
+    assert changed[[6, 10]].all()
+
+
 def test_holes_that_are_filled_fit_into_a_jpeg(folder: Path) -> None:
     task_weights("inpainting")
     clear = np.dstack([np.minimum(smooth_picture(16, 16), 250), np.full((16, 16), 255, np.uint8)])
