@@ -67,10 +67,11 @@ def require_apart(read: Iterable[Read], written: Iterable[Written]) -> None:
 
     for spelled, replaced in by_spelling.items():
         if (many := family(*os.path.split(spelled))) is not None:
-            raise _replacing(many, replaced)
+            raise _replacing(Written(replaced.path, many.what), replaced)
     for spelled, other in taken.items():
         if (many := family(*os.path.split(spelled))) is not None:
-            raise UsageError(f"{other.path}: both {other.what} and {many.what} would be written there")
+            both = f"both {other.what} and {many.what} would be written there"
+            raise UsageError(f"{other.path}: {both}; choose another folder")
     for place in {one.path.parent for one in families}:
         for path in _entries(place):
             linked = by_identity.get(identity(path) or (0, 0))

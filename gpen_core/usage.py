@@ -20,7 +20,9 @@ class Verb(TyperCommand):
         for before, argument in zip(["", *args], args, strict=False):
             if argument == "" or (argument.startswith("--") and argument.endswith("=")):
                 option = argument[:-1] or before
-                raise UsageError(f"{option}: an empty value" if option.startswith("-") else "an empty file name")
+                raise UsageError(
+                    f"{option}: an empty file name or value" if option.startswith("-") else "an empty file name"
+                )
         # The parser's third value names every option as often as it was typed.
         order = self.make_parser(ctx).parse_args(args=list(args))[2]
         for parameter, times in Counter(order).items():

@@ -298,8 +298,8 @@ def test_characters_that_no_file_system_takes(folder: Path, capsys: pytest.Captu
 @pytest.mark.parametrize("verb", VERBS)
 def test_empty_values(verb: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert error([verb, ""], capsys) == "an empty file name"
-    assert error([verb, "photo.png", "-o", ""], capsys) == "-o: an empty value"
-    assert error([verb, "photo.png", "--weights="], capsys) == "--weights: an empty value"
+    assert error([verb, "photo.png", "-o", ""], capsys) == "-o: an empty file name or value"
+    assert error([verb, "photo.png", "--weights="], capsys) == "--weights: an empty file name or value"
     if verb == "enhance":
         for option in ("--save-faces", "--report", "--cache"):
-            assert error([verb, "photo.png", option, ""], capsys) == f"{option}: an empty value"
+            assert error([verb, "photo.png", option, ""], capsys) == f"{option}: an empty file name or value"
