@@ -255,7 +255,7 @@ def _refuse_compile(path: Path, asked: bool) -> None:
     reasons = {ONNX: "onnxruntime compiles by itself", PACKAGE: "it is compiled already"}
     reason = reasons.get(path.suffix.lower())
     if asked and reason:
-        raise UsageError(f"{path}: {reason}; leave --compile out")
+        raise UsageError(f"{path}: {reason}; leave --compile out, or add --no-compile to --preset throughput")
 
 
 def _refuse_precision(path: Path, asked: str, found: str) -> None:

@@ -6,8 +6,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -17,9 +17,12 @@ import typer
 from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, printable
 from gpen_core.memory import keep_freed_memory
 from gpen_core.progress import bar
+from gpen_core.usage import Verb, refuse, require_possible, typed_options
 
 if TYPE_CHECKING:
+    from gpen_core.apart import Read
     from gpen_core.batch import Files, Outcome
+    from gpen_core.plan import Job
     from gpen_core.presets import Preset
     from gpen_core.restorer import Options, Restorer
     from gpen_core.tasks import Task
@@ -47,6 +50,9 @@ DetectorDevice = Annotated[str, typer.Option(help="cpu or cuda.", rich_help_pane
 Template = Annotated[
     str | None, typer.Option(help="Crops for these weights: gpen, ffhq or arcface128. Default: as their file says.")
 ]
+Rotate = Annotated[
+    str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
+]
 Mask = Annotated[
     str, typer.Option(help="Where faces are pasted: box, ellipse, or parse for a face parser.", rich_help_panel=FINISH)
 ]
@@ -56,8 +62,9 @@ ParserFile = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Verb)
 def enhance(
+    context: typer.Context,
     inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Photos, or folders of photos.")],
     output: Annotated[
         str | None,
@@ -92,7 +99,10 @@ def enhance(
     ] = None,
     cache: Annotated[
         Path | None,
-        typer.Option(help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor."),
+        typer.Option(
+            help="With --compile: a folder that keeps what was compiled. Default: for a CPU, see doctor.",
+            readable=False,
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
     preset: Annotated[
@@ -121,9 +131,7 @@ def enhance(
             rich_help_panel=WHICH,
         ),
     ] = None,
-    rotate: Annotated[
-        str, typer.Option(help="auto: also find heads on their side or upside down; off.", rich_help_panel=WHICH)
-    ] = "off",
+    rotate: Rotate = "off",
     detect_size: DetectSize = DETECT_SIZE,
     detector_device: DetectorDevice = "cpu",
     template: Template = None,
@@ -234,6 +242,9 @@ def enhance(
         )
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
     names = weights or [DEFAULT_WEIGHTS]
+    _refuse_idle(typed_options(context), options, several=len(names) > 1 or names == ["auto"])
+    if backend == "onnx" and compile:
+        raise UsageError("onnxruntime compiles by itself, so --compile can't be used with --backend onnx")
     networks = Networks(
         names[0] if len(names) == 1 else tuple(names),
         detector,
@@ -261,15 +272,19 @@ Output = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 
 
-@app.command()
+@app.command(cls=Verb)
 def colorize(
+    context: typer.Context,
     inputs: Photos,
     output: Output = None,
     weights: Annotated[str, typer.Option(help="Converted colourisation weights.")] = "GPEN-Colorization-1024",
     detector: Annotated[str, typer.Option(help="Face detector (ONNX): a path or a name.")] = DEFAULT_DETECTOR,
     device: Device = "auto",
     template: Template = None,
-    strength: Annotated[float, typer.Option(help="0 leaves the photo as it is, 1 colours fully.")] = 1.0,
+    strength: Annotated[
+        float, typer.Option(help="0 leaves the photo as it is, 1 colours fully; linear between.")
+    ] = 1.0,
+    rotate: Rotate = "off",
     detect_size: DetectSize = DETECT_SIZE,
     detector_device: DetectorDevice = "cpu",
     mask: Mask = "box",
@@ -284,7 +299,8 @@ def colorize(
     from gpen_core.tasks import colorize as task
 
     with _as_typed():
-        options = Options(strength=strength, aligned=aligned, mask=mask)  # type: ignore[arg-type]
+        options = Options(strength=strength, rotate=rotate, aligned=aligned, mask=mask)  # type: ignore[arg-type]
+    _refuse_idle(typed_options(context), options)
     networks = Networks(
         weights,
         detector,
@@ -297,14 +313,15 @@ def colorize(
     _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
 
 
-@app.command()
+@app.command(cls=Verb)
 def inpaint(
     inputs: Photos,
     output: Output = None,
     mask_image: Annotated[
         Path | None,
         typer.Option(
-            help="White where the picture is missing. Default: its transparent pixels, or else its pure white ones.",
+            help="White where the picture is missing. Default: its pixels that are at least half transparent, or else "
+            "its pure white ones.",
             readable=False,
         ),
     ] = None,
@@ -316,18 +333,31 @@ def inpaint(
     """Fill the holes of aligned, square face crops. All other pixels stay."""
     from gpen_core.batch import Files
     from gpen_core.image_io import read
+    from gpen_core.photo import grey_of
     from gpen_core.restorer import Options
     from gpen_core.tasks import inpaint as task
 
-    holes = None if mask_image is None else read(mask_image).rgb8()[..., 0] > 127
+    holes = None if mask_image is None else grey_of(read(mask_image).rgb8()) > 127
     networks = Networks(weights, DEFAULT_DETECTOR, device=device)
     options = Options(aligned=True)
     _process(
-        inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "inpainting", task(holes)
+        inputs,
+        output,
+        recursive,
+        options,
+        Files(),
+        networks,
+        None,
+        False,
+        None,
+        json_lines,
+        "inpainting",
+        task(holes),
+        mask_image,
     )
 
 
-@app.command()
+@app.command(cls=Verb)
 def seg2face(
     inputs: Photos,
     output: Output = None,
@@ -367,10 +397,24 @@ class Networks:
     cache: Path | None = None
     memory: int | None = None
 
-    def files(self) -> list[Path]:
-        """What may be files of the user's, which nothing is written over."""
-        weights = (self.weights,) if isinstance(self.weights, str) else self.weights
-        return [Path(name) for name in (*weights, self.detector, self.upscaler, self.parser) if name is not None]
+    def read(self) -> list[Read]:
+        """The files of the networks that are on this machine, which nothing is to be written over."""
+        from gpen_core.apart import Read
+        from gpen_core.backend import PACKAGE
+        from gpen_core.selection import find_all
+        from gpen_weights import default_detector, resolve
+
+        found = []
+        with suppress(GpenError):
+            found += [Read(path, "the weights") for path in find_all(self.weights, self.backend)]
+        sidecars = [one.path.with_name(f"{one.path.name}.json") for one in found if one.path.suffix == PACKAGE]
+        found += [Read(path, "what belongs to the weights") for path in sidecars]
+        detector = default_detector() if self.detector == DEFAULT_DETECTOR else self.detector
+        others = {"the detector": detector, "the up-scaler": self.upscaler, "the face parser": self.parser}
+        for what, name in others.items():
+            with suppress(GpenError):
+                found += [] if name is None else [Read(resolve(name), what)]
+        return found
 
     def chosen_preset(self, *, work: bool) -> Preset | None:
         """work: there is something to do, so that auto may ask the device."""
@@ -405,17 +449,23 @@ def _process(
     json_lines: bool,
     kind: str = "restoration",
     task: Task | None = None,
+    mask_image: Path | None = None,
 ) -> NoReturn:
-    """Do one task to every photo, tell of each, and leave with the exit code. kind: what the weights must be for."""
+    """Do one task to every photo, tell of each, and leave with the exit code.
+
+    kind: what the weights must be for. mask_image: what is read besides the photos.
+    """
+    from gpen_core.apart import Read, Written, require_apart
     from gpen_core.batch import run
     from gpen_core.files import exists, is_folder
     from gpen_core.gallery import open_gallery
-    from gpen_core.plan import plan
+    from gpen_core.ledger import NAME
+    from gpen_core.plan import files_of, plan
     from gpen_core.restorer import Restorer
     from gpen_core.tasks import require_task, restore
 
-    if "" in (*inputs, output):
-        raise UsageError("an empty file name")
+    if networks.weights == "auto" and kind != "restoration":
+        raise UsageError(f"--weights auto takes weights for restoration: name those for {kind}")
     photos = [Path(text) for text in inputs]
     jobs = plan(
         photos,
@@ -424,6 +474,7 @@ def _process(
         # A path does not remember the slash that tells a folder.
         as_folder=output is not None and output.endswith(("/", os.sep)),
         beside=[] if save_faces is None else [save_faces],
+        mask_image=mask_image,
         notice=_complain,
     )
     # Of photos that are not there, this is to be said without waiting for PyTorch.
@@ -432,9 +483,23 @@ def _process(
     use = networks.filled_by(chosen)
     if chosen is not None and options.long_side is None and options.tile is None:
         options = replace(options, long_side=chosen.long_side)
+    if use.cache is not None:
+        _require_cache(use.cache, bool(use.compile))
     gallery = open_gallery(jobs, save_faces, compare)
+    recording = files.skip_existing or any(map(is_folder, photos))
+    read, written = files_of(jobs)
+    read += [*networks.read(), *([] if mask_image is None else [Read(mask_image, "the mask image")])]
+    written += gallery.written(jobs)
+    written += [Written(folder / NAME, "the record") for folder in {job.folder for job in jobs} if recording]
+    written += [] if report is None else [Written(report, "the report (--report)")]
+    written += [] if use.cache is None else [Written(use.cache / "inductor", "what is compiled (--cache)")]
+    require_apart(read, written)
+    for warning in _warnings(photos, jobs, recursive, options, files):
+        _complain(f"gpen-core: {warning}")
 
     def load() -> Restorer:
+        if use.compile and use.cache is None:
+            _require_own_cache(use.device)
         found = None if options.whole else _detector(use.detector)
         restorer = Restorer.load(
             use.weights,
@@ -463,14 +528,10 @@ def _process(
         said |= {"template": use.template, "detect_size": use.detect_size}
         return _settings(use.weights, use.backend, found, use.upscaler, use.parser, **said)
 
-    recorded = settings if files.skip_existing or any(map(is_folder, photos)) else None
-    if use.cache is not None and not use.compile:
-        raise UsageError("--cache is for --compile")
+    recorded = settings if recording else None
     with (
         _cached(use.cache if work else None, use.device),
-        _report(
-            report, [*use.files(), *(path for job in jobs for path in (job.source, job.target, job.folder))]
-        ) as write,
+        _report(report) as write,
         bar(len(jobs)) as advance,
     ):
 
@@ -694,6 +755,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run_command(arguments: list[str]) -> int:
     """Run one command; every failure becomes one line and an exit code."""
     try:
+        require_possible(arguments)
         result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
         if result == ExitCode.INTERRUPTED:
             _complain("gpen-core: interrupted")
@@ -735,21 +797,18 @@ def _as_typed() -> Iterator[None]:
 
 
 @contextmanager
-def _report(path: Path | None, others: list[Path]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once, and the first one opens it.
-
-    others: photos, outputs and folders of outputs, none of which the report may replace.
-    """
+def _report(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a record to the report; each is in the file at once, and the first one opens it."""
     import json
 
-    from gpen_core.files import require_writable, same_file
+    from gpen_core.files import require_writable
     from gpen_core.ledger import NAME
 
     if path is None:
         yield lambda record: None
         return
-    if path.name == NAME or any(same_file(path, other) or path.absolute() == other.absolute() for other in others):
-        raise UsageError(f"--report {path}: that is a photo, an output or the record of a folder")
+    if path.name == NAME:
+        raise UsageError(f"--report {path}: that is the record of a folder")
     try:
         require_writable(path.parent)
         if path.is_dir():
@@ -769,6 +828,70 @@ def _report(path: Path | None, others: list[Path]) -> Iterator[Callable[[dict[st
                 raise ImageError(f"--report {path}: {error.strerror}") from None
 
         yield write
+
+
+def _refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:
+    """Raises UsageError for what has no effect on pictures that are taken as a whole.
+
+    several: there are networks to choose from.
+    """
+    if not options.whole:
+        return
+    how = "--aligned" if options.aligned else "--tile"
+    refuse(typed, ("detector", "detect_size", "detector_device"), f"nothing is detected with {how}")
+    # Several networks have to agree on the crops that they were trained on.
+    if not several:
+        refuse(typed, ("template",), f"nothing is cropped with {how}")
+
+
+def _warnings(photos: list[Path], jobs: list[Job], recursive: bool, options: Options, files: Files) -> Iterator[str]:
+    """What was asked for and has no effect, but does no harm either."""
+    from gpen_core.files import exists, is_folder
+    from gpen_core.image_io import has_quality
+
+    if recursive and all(exists(photo) and not is_folder(photo) for photo in photos):
+        yield "--recursive has no effect: none of these is a folder"
+    if files.quality is not None and jobs and not any(has_quality(job.target) for job in jobs):
+        yield "--quality has no effect on PNG, TIFF and BMP"
+    finish = {"--match-color": options.match_color, "--sharpen": options.sharpen, "--grain": options.grain}
+    idle = [name for name, amount in finish.items() if amount]
+    if options.strength == 0 and idle:
+        yield f"{' and '.join(idle)}: no effect with --strength 0, which leaves the photo as it is"
+
+
+def _require_cache(folder: Path, compile: bool) -> None:
+    """Raises UsageError for a --cache that nothing can be kept in. One that is filled serves, as in an image."""
+    from gpen_core.files import is_folder, require_writable
+
+    if not compile:
+        raise UsageError("--cache is for --compile")
+    try:
+        if not (is_folder(folder) and any(folder.iterdir())):
+            require_writable(folder)
+    except GpenError as error:
+        raise UsageError(f"--cache {error}") from None
+    except OSError as error:
+        raise UsageError(f"--cache {folder}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _require_own_cache(device: str) -> None:
+    """Raises UsageError if the user's own folder for compiled networks can't be one, before anything is compiled."""
+    from gpen_core.backend import has_torch
+    from gpen_core.files import require_possible_folder
+
+    if not has_torch():
+        return
+    from gpen_core.package_cache import default_folder
+    from gpen_core.runtime import choose_device, compiles_ahead
+
+    folder = default_folder()
+    try:
+        if folder is not None:
+            require_possible_folder(folder)
+    except ImageError as error:
+        if device not in ("auto", "cpu") or not compiles_ahead(choose_device(device)):
+            return
+        raise UsageError(f"{error}: set GPEN_CORE_HOME to a folder, or use --cache") from None
 
 
 def _preset(name: str, device: str) -> str:

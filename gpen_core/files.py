@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -90,6 +91,15 @@ def same_file(one: Path, other: Path) -> bool:
         return False
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """What a file's names and links have in common; None where there is none, and for impossible names."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino
+
+
 def exists(path: Path) -> bool:
     """Whether there is something; False also for what this user may not look at, and for impossible names."""
     try:
@@ -100,10 +110,21 @@ def exists(path: Path) -> bool:
 
 def require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
+    existing = require_possible_folder(folder)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ImageError(f"{folder}: no permission to write there")
+
+
+def require_possible_folder(folder: Path) -> Path:
+    """The part of a folder's path that exists. Raises ImageError if that is no folder, or a name is too long."""
     existing = folder
     while not exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not is_folder(existing):
         raise ImageError(f"{folder}: {existing} is no folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ImageError(f"{folder}: no permission to write there")
+    try:
+        folder.stat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ImageError(f"{folder}: {os.strerror(error.errno).lower()}") from None
+    return existing

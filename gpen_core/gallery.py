@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 
 from gpen_core import image_io
+from gpen_core.apart import Written
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.files import require_writable
 from gpen_core.photo import Photo
@@ -39,6 +40,15 @@ class Gallery:
     def leftovers(self, job: Job) -> list[Path]:
         """What unfinished files of a photo may be named after, beginnings of names included."""
         return [comparison_path(job), *(begin for begin in [self.faces.get(job.source)] if begin is not None)]
+
+    def written(self, jobs: Sequence[Job]) -> list[Written]:
+        """The files that the gallery of a run may consist of."""
+        readable = [job for job in jobs if not job.problem]
+        pictures = [job for job in readable if self.compare]
+        found = [Written(comparison_path(job), f"the comparison of {job.source} (--compare)") for job in pictures]
+        begins = [(job, self.faces[job.source]) for job in readable if job.source in self.faces]
+        found += [Written(path, f"a face of {job.source} (--save-faces)", names=FACE_NAME) for job, path in begins]
+        return found
 
     def write(self, job: Job, photo: Photo, restored: Restored, format: str | None) -> list[ImageError | OSError]:
         """Write what is wanted for one photo, each file whole or not at all; what kept any from being written.
@@ -73,16 +83,11 @@ class Gallery:
 
 
 def open_gallery(jobs: Sequence[Job], faces: Path | None, compare: bool) -> Gallery:
-    """The gallery for a run. Raises UsageError if a comparison would be written over a photo or an output.
+    """The gallery for a run.
 
     faces: the folder for faces, or None. Their names begin with the photo's own, suffix included, in folders that lie
     to each other as those of the photos do; so no two photos meet.
     """
-    taken = {_real(path) for job in jobs for path in (job.source, job.target)}
-    if compare:
-        for path in map(comparison_path, jobs):
-            if _real(path) in taken:
-                raise UsageError(f"--compare: {path} is a photo or another output")
     if faces is None or not jobs:
         return Gallery({}, compare)
     require_writable(faces)
@@ -91,13 +96,9 @@ def open_gallery(jobs: Sequence[Job], faces: Path | None, compare: bool) -> Gall
         root = os.path.commonpath([source.parent for source in sources])
     except ValueError:
         raise UsageError("--save-faces: the photos lie on different drives") from None
-    names = {job.source: faces / source.relative_to(root) for job, source in zip(jobs, sources, strict=True)}
-    ours = {_real(begin) for begin in names.values()}
-    for folder, name in taken:
-        match = FACE_NAME.fullmatch(name)
-        if match and (folder, match[1]) in ours:
-            raise UsageError(f"--save-faces: {Path(folder) / name} is a photo or an output; choose another folder")
-    return Gallery(names, compare)
+    return Gallery(
+        {job.source: faces / source.relative_to(root) for job, source in zip(jobs, sources, strict=True)}, compare
+    )
 
 
 def comparison_path(job: Job) -> Path:
@@ -118,8 +119,3 @@ def _fitted(picture: Canvas, size: tuple[int, int]) -> Canvas:
         return picture
     smaller = picture.shape[1] > size[0]
     return np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC))
-
-
-def _real(path: Path) -> tuple[str, str]:
-    """A path's folder, links resolved, and its name."""
-    return os.path.realpath(path.parent), path.name

@@ -34,7 +34,18 @@ from gpen_core.image_tiff import read_tiff, tiff_is_cmyk, write_tiff
 from gpen_core.image_webp import read_webp, write_webp
 from gpen_core.photo import JpegStyle, Photo, Subsampling, straight_alpha
 
-__all__ = ["SUFFIXES", "WRITABLE", "JpegStyle", "Photo", "is_picture", "read", "require_room", "shown", "write"]
+__all__ = [
+    "SUFFIXES",
+    "WRITABLE",
+    "JpegStyle",
+    "Photo",
+    "has_quality",
+    "is_picture",
+    "read",
+    "require_room",
+    "shown",
+    "write",
+]
 
 _FORMATS = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpeg"),
@@ -120,6 +131,11 @@ def write(
         raise ImageError(f"{shown(path)}: {error}") from None
     except OSError as error:
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
+
+
+def has_quality(path: Path) -> bool:
+    """Whether a file of this name may be of a format that is written with a quality."""
+    return _FORMATS.get(path.suffix.lower()) not in ("png", "tiff", "bmp")
 
 
 def require_room(path: Path, photo: Photo, *, format: str | None = None) -> None:

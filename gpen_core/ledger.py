@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpen_core import __version__
+from gpen_core.errors import UsageError
 from gpen_core.files import sha256
 
 NAME = ".gpen-core.jsonl"
@@ -39,7 +40,11 @@ class Ledger:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads what there is; a folder or file that does not exist is an empty record. Raises OSError."""
+        """Reads what there is; a folder or file that does not exist is an empty record, and lines that make no sense
+        are none.
+
+        Raises OSError, and UsageError where something else than a file has its name.
+        """
         self.folder = folder
         self.path = folder / NAME
         self.alone = True
@@ -47,6 +52,8 @@ class Ledger:
         self._descriptor: int | None = None
         self._entries: dict[str, Entry] = {}
         if self.path.exists():
+            if not self.path.is_file():
+                raise UsageError(f"{self.path}: what was done is recorded there, but it is no file; remove it")
             self.open()
             self._entries = dict(filter(None, map(_parsed, self.path.read_bytes().splitlines())))
 
@@ -111,7 +118,7 @@ def _parsed(line: bytes) -> tuple[str, Entry] | None:
     try:
         record = json.loads(line)
         fields = [record[name] for name in ("file", "source_sha256", "settings", "sha256")]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not all(isinstance(value, str) for value in fields):
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpen_core import image_io
+from gpen_core.apart import Read, Written, require_apart
 from gpen_core.errors import UsageError
 from gpen_core.files import is_folder, same_file
 
@@ -42,15 +43,19 @@ def plan(
     recursive: bool = False,
     as_folder: bool = False,
     beside: Sequence[Path] = (),
+    mask_image: Path | None = None,
     notice: Callable[[str], None] = lambda _: None,
 ) -> list[Job]:
     """What is to be read and written.
 
     A single photo may have a file as its output; more of them, and folders, need a folder, which mirrors theirs.
     as_folder: the output is a folder, whatever its name. beside: further folders that are written to, and not read.
-    notice: told what is left out, in one line each.
+    mask_image: a picture that belongs to all photos, and is none of them. notice: told what is left out, in one line
+    each.
     Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
     """
+    if mask_image is not None and any(same_file(photo, mask_image) for photo in inputs):
+        raise UsageError(f"{mask_image}: that is the mask image, not a picture to work on")
     if output is not None and not as_folder and not is_folder(output) and output.suffix:
         if len(inputs) > 1 or is_folder(inputs[0]):
             raise UsageError(f"{output}: more than one photo needs a folder; write {output}{os.sep} if it is one")
@@ -72,7 +77,8 @@ def plan(
         found = sorted(_found(root, recursive, excluded, ours, notice), key=lambda entry: entry[0])
         for path, problem in found:
             job = Job(path, path, output or root, named=False, problem=problem)
-            jobs.append(job if problem else _mirrored(path, root, output, named=False))
+            if mask_image is None or not same_file(path, mask_image):
+                jobs.append(job if problem else _mirrored(path, root, output, named=False))
     return _checked(jobs)
 
 
@@ -137,28 +143,13 @@ def _mirrored(photo: Path, root: Path, output: Path | None, *, named: bool) -> J
     return Job(photo, target, root if output is None else output, named, same_format=not is_gif)
 
 
-def _checked(jobs: list[Job]) -> list[Job]:
+def files_of(jobs: Sequence[Job]) -> tuple[list[Read], list[Written]]:
+    """The photos that are read and the outputs that are written."""
     readable = [job for job in jobs if not job.problem]
-    sources = {identity: job.source for job in readable if (identity := _identity(job.source))}
-    # Folders on the way may not exist yet, and links may lead back: both kinds of comparison are needed.
-    paths = {os.path.realpath(job.source): job.source for job in readable}
-    taken: dict[str, Path] = {}
-    for job in readable:
-        target = os.path.realpath(job.target)
-        replaced = paths.get(target) or sources.get(_identity(job.target) or (0, 0))
-        if replaced == job.source:
-            raise UsageError(f"{job.target}: the output would replace its source; choose another with -o")
-        if replaced is not None:
-            raise UsageError(f"{job.target}: the output of {job.source} would replace {replaced}, which is a source")
-        if target in taken:
-            raise UsageError(f"{taken[target]} and {job.source} would both be written to {job.target}")
-        taken[target] = job.source
+    read = [Read(job.source, "a photo that is read") for job in readable]
+    return read, [Written(job.target, f"the output of {job.source}", job.source) for job in readable]
+
+
+def _checked(jobs: list[Job]) -> list[Job]:
+    require_apart(*files_of(jobs))
     return jobs
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino

@@ -112,13 +112,25 @@ class Options:
             raise UsageError(
                 f"stride {self.stride} is not from 1 to the tile's side" if self.tile else "stride without tile"
             )
-        chosen = self.box or self.max_faces or self.min_face or self.only != "all" or self.rotate == "auto"
-        if self.whole and chosen:
-            raise UsageError(
-                "nothing is detected with aligned or tile, so only, box, min_face, max_faces and rotate can't be used"
-            )
-        if self.whole and self.mask != "box":
-            raise UsageError(f"the whole picture is restored with aligned or tile, so mask {self.mask} can't be used")
+        if self.only == "largest" and (self.max_faces or 1) > 1:
+            raise UsageError(f"only 'largest' is one face, so max_faces {self.max_faces} can't be used")
+        if self.aligned and self.tile is not None:
+            raise UsageError("tile takes pictures of any size, so aligned can't be used")
+        if not self.whole:
+            return
+        how = "aligned" if self.aligned else "tile"
+        choices = {
+            "only": self.only != "all",
+            "box": self.box is not None,
+            "min_face": self.min_face > 0,
+            "max_faces": self.max_faces is not None,
+            "rotate": self.rotate == "auto",
+        }
+        chosen = [name for name, made in choices.items() if made]
+        if chosen:
+            raise UsageError(f"nothing is detected with {how}, so {' and '.join(chosen)} can't be used")
+        if self.mask != "box":
+            raise UsageError(f"the whole picture is restored with {how}, so mask {self.mask} can't be used")
 
     @property
     def whole(self) -> bool:

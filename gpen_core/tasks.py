@@ -35,6 +35,9 @@ class Task:
 
 VERBS = {"restoration": "enhance", "colorization": "colorize", "inpainting": "inpaint", "seg2face": "seg2face"}
 STRIP_ROWS = 256
+NO_HOLES = (
+    "nothing to fill: no pixel is at least half transparent, and none is pure white; give the holes with --mask-image"
+)
 
 
 def require_task(restorer: Restorer, task: str) -> None:
@@ -57,14 +60,19 @@ restore = Task(_plain, _with_result)
 
 
 def _without_colour(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
-    return _grey(photo), replace(options, grey=False)
+    # All of the colour, of which as much as is wanted is mixed in afterwards: the photo may have colours of its own.
+    return _grey(photo), replace(options, grey=False, strength=float(options.strength > 0))
 
 
 def _coloured(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
+    if options.strength == 0 or not _is_restored(restored):
+        return photo, replace(restored, image=photo.pixels)
     size = restorer.config.output_size
     image = restored.image
     if not (options.aligned and photo.pixels.shape[:2] == (size, size)):
         image = with_luma_of(_grey(photo), image)
+    if options.strength < 1:
+        image = mixed(photo.pixels, image, options.strength)
     coloured = replace(photo, grey=False, icc=None if photo.grey else photo.icc)
     return coloured.with_pixels(image), replace(restored, image=image)
 
@@ -72,15 +80,16 @@ def _coloured(restorer: Restorer, photo: Photo, options: Options, restored: Rest
 colorize = Task(_without_colour, _coloured)
 """Give the faces of a photo colour; its own colours, if any, are dropped first.
 
-Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new.
+Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new. With a
+strength below 1 the result is mixed with the photo as it was; at 0, and where no face was coloured, it is the photo.
 """
 
 
 def inpaint(holes: NDArray[np.bool_] | None) -> Task:
     """A task that fills the holes of an aligned face; all other pixels stay.
 
-    holes: H x W, True where the picture is missing; None takes transparent pixels, or, where there are none, pure
-    white strokes, as GPEN's authors draw them.
+    holes: H x W, True where the picture is missing; None takes what `find_holes` finds. A face that the network failed
+    at stays as it was, with its holes.
     """
 
     def enter(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
@@ -91,12 +100,14 @@ def inpaint(holes: NDArray[np.bool_] | None) -> Task:
                 f"the picture {photo.width} x {photo.height}"
             )
         if not missing.any():
-            raise ImageError("nothing to fill: no transparent or pure white pixels; give the holes with --mask-image")
+            raise ImageError(NO_HOLES if holes is None else "nothing to fill: nothing in the mask image is white")
         painted = photo.pixels.copy()
         painted[missing] = np.iinfo(painted.dtype).max
         return painted, replace(options, aligned=True, grey=photo.grey)
 
     def leave(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
+        if not _is_restored(restored):
+            return photo, replace(restored, image=photo.pixels)
         missing = find_holes(photo) if holes is None else holes
         image = np.where(missing[..., None], restored.image, photo.pixels)
         filled = photo.with_pixels(image)
@@ -118,6 +129,8 @@ def _labels(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas,
 
 
 def _face(restorer: Restorer, photo: Photo, options: Options, restored: Restored) -> tuple[Photo, Restored]:
+    if not _is_restored(restored):
+        return photo, replace(restored, image=photo.pixels)
     plain = replace(photo, grey=False, alpha=None, icc=None)
     return plain.with_pixels(restored.image), restored
 
@@ -135,11 +148,30 @@ def _grey(photo: Photo) -> Canvas:
     return np.repeat(grey_of(photo.pixels)[..., None], 3, axis=2)
 
 
+def _is_restored(restored: Restored) -> bool:
+    return any(face.status == "restored" for face in restored.faces)
+
+
 def find_holes(photo: Photo) -> NDArray[np.bool_]:
-    """Transparent pixels [H, W], or where there are none, pure white ones."""
-    if photo.alpha is not None and (photo.alpha == 0).any():
-        return np.asarray(photo.alpha == 0)
+    """Pixels [H, W] that are at least half transparent, or where there are none, pure white ones.
+
+    Half is an alpha of 127 of 255: an eraser's soft rim belongs to the picture where it shows more than half of it.
+    """
+    if photo.alpha is not None:
+        missing = np.asarray(photo.alpha <= np.iinfo(photo.alpha.dtype).max // 2)
+        if missing.any():
+            return missing
     return np.asarray((photo.pixels == np.iinfo(photo.pixels.dtype).max).all(2))
+
+
+def mixed(before: Canvas, after: Canvas, share: float) -> Canvas:
+    """`before` with a share (0..1) of `after`, linearly. Works in strips, so memory stays bounded."""
+    result = np.empty_like(before)
+    for top in range(0, before.shape[0], STRIP_ROWS):
+        rows = slice(top, top + STRIP_ROWS)
+        one, other = before[rows].astype(np.float32), after[rows].astype(np.float32)
+        result[rows] = round_to(one + share * (other - one), before.dtype)
+    return result
 
 
 def with_luma_of(grey: Canvas, coloured: Canvas) -> Canvas:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,20 @@ def test_colorize_passes_its_options_on(folder: Path, stub: list[Any], capsys: p
     }
 
 
+@pytest.mark.parametrize(("strength", "faces"), [("0", 1), ("1", 0), ("0.5", 0)])
+@pytest.mark.parametrize("name", ["colour.png", "grey.png", "colour.jpg", "grey.jpg"])
+def test_what_is_not_coloured_is_copied(
+    name: str, strength: str, faces: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [face_at(60, 50, 64)] * faces
+    restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector(found))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    assert cv2.imwrite(name, PICTURE[..., 0] if "grey" in name else PICTURE)
+    assert run_command(["colorize", name, "-o", "out/", "--strength", strength]) == 0
+    assert (Path("out") / name).read_bytes() == Path(name).read_bytes()
+
+
 def test_inpaint(folder: Path) -> None:
     task_weights("inpainting")
     picture = np.minimum(smooth_picture(16, 16), 250)
@@ -390,6 +405,20 @@ def test_inpaint(folder: Path) -> None:
     result = load_png(Path("out.png"))
     assert np.array_equal(result[mask == 0], picture[mask == 0])
     assert not np.array_equal(result, picture)
+
+
+def test_a_mask_image_in_colours_counts_by_its_brightness(folder: Path) -> None:
+    task_weights("inpainting")
+    picture = np.minimum(smooth_picture(16, 16), 250)
+    save_png(Path("face.png"), picture)
+    mask = np.zeros((16, 16, 3), np.uint8)
+    mask[2:4], mask[6:8], mask[10:12] = (255, 0, 0), (128, 128, 128), (0, 255, 255)
+    save_png(Path("mask.png"), mask)
+    arguments = ["inpaint", "face.png", "-o", "out.png", "--weights", "inpainting.safetensors"]
+    assert run_command([*arguments, "--mask-image", "mask.png"]) == 0
+    changed = (load_png(Path("out.png")) != picture).any((1, 2))
+    assert set(np.flatnonzero(changed)) <= {6, 7, 10, 11}
+    assert changed[[6, 10]].all()
 
 
 def test_holes_that_are_filled_fit_into_a_jpeg(folder: Path) -> None:
@@ -516,11 +545,8 @@ def test_wrong_usage(case: str, folder: Path, stub: list[Any], capsys: pytest.Ca
         (["--mask", "ring"], "--mask 'ring' is none of 'box', 'ellipse' and 'parse'"),
         (["--stride", "9"], "--stride without --tile"),
         (["--tile", "64", "--stride", "65"], "--stride 65 is not from 1 to the tile's side"),
-        (
-            ["--aligned", "--box", "1,2,3,4"],
-            "nothing is detected with --aligned or --tile, "
-            "so --only, --box, --min-face, --max-faces and --rotate can't be used",
-        ),
+        (["--aligned", "--box", "1,2,3,4"], "nothing is detected with --aligned, so --box can't be used"),
+        (["--tile", "64", "--rotate", "auto"], "nothing is detected with --tile, so --rotate can't be used"),
         (["--box", "max_faces"], "--box 'max_faces' is not x,y,width,height in pixels, as in 100,50,300,300"),
     ],
 )

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +417,63 @@ def test_garbage_in_a_ledger(tmp_path: Path) -> None:
     found = Ledger(tmp_path)
     assert not found.holds(tmp_path / "a.png", "source", "settings")
     found.close()
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut short": lambda good: good[:-40],
+    "junk": lambda good: np.random.RandomState(0).bytes(5000) + b"\n" + good,
+    "nothing but zeros": lambda good: bytes(4096),
+    "deeply nested": lambda good: b"[" * 100_000 + b"\n" + good,
+    "wrong types": lambda good: b'{"file":{},"sha256":[],"source_sha256":null,"settings":1e999}\n[1]\n' + good,
+    "numbers without end": lambda good: b"9" * 5000 + b"\n" + good,
+    "empty": lambda good: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record(damage: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert enhance("in", "-o", "out", "--recursive") == 0
+    record = Path("out") / ledger.NAME
+    record.write_bytes(DAMAGE[damage](record.read_bytes()))
+    lost = {"cut short": 1, "nothing but zeros": 5, "empty": 5}.get(damage, 0)
+    capsys.readouterr()
+    assert enhance("in", "-o", "out", "--recursive", "--skip-existing") == 0
+    assert f"{lost} restored, 0 no face, 0 failed, {5 - lost} skipped" in capsys.readouterr().err
+    assert enhance("in", "-o", "out", "--recursive", "--skip-existing") == 0
+    assert "0 restored, 0 no face, 0 failed, 5 skipped" in capsys.readouterr().err
+
+
+def test_a_record_that_is_no_file(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    record = Path("out") / ledger.NAME
+    record.mkdir(parents=True)
+    for options in ([], ["--skip-existing"]):
+        assert enhance("in", "-o", "out", *options) == 1
+        line = f"gpen-core: {record}: what was done is recorded there, but it is no file; remove it\n"
+        assert capsys.readouterr().err == line
+    record.rmdir()
+    if hasattr(os, "mkfifo"):
+        # Nobody writes to it: reading it would take for ever.
+        os.mkfifo(record)
+        assert enhance("in", "-o", "out") == 1
+        assert capsys.readouterr().err == line
+    assert calls == []
+
+
+def test_a_record_that_may_not_be_read(
+    album: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = fill(album, {f"out/{ledger.NAME}": b""}) / "out" / ledger.NAME
+    opened = os.open
+
+    def refused(path: Any, *flags: Any, **options: Any) -> int:
+        if Path(path).name == ledger.NAME:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *flags, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    assert enhance("in", "-o", str(album / "out")) == 2
+    assert capsys.readouterr().err == f"gpen-core: {record}: Permission denied\n"
+    assert calls == []
 
 
 def test_leftovers_of_the_targets_alone_are_removed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "ledger", "memory", "presets", "footprint", "stopping", "progress"),
+    ("config", "ops", "pixels", "files", "apart", "ledger", "memory", "presets", "footprint", "stopping", "progress"),
     ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),
@@ -27,7 +27,7 @@ LAYERS = (
     ("runtime", "runtime_onnx", "runtime_pt2"),
     ("backend", "gather"),
     ("find", "selection", "restorer", "tasks"),
-    ("gallery", "batch", "doctor", "service", "cli", "__main__"),
+    ("gallery", "batch", "doctor", "service", "usage", "cli", "__main__"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent

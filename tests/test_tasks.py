@@ -15,8 +15,8 @@ from torch import Tensor
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.photo import Photo
 from gpen_core.restorer import Options, Restorer
-from gpen_core.tasks import colorize, inpaint, require_task, restore, seg2face, with_luma_of
-from tests.stubs import FixedDetector, config_of, face_at, smooth_picture
+from gpen_core.tasks import colorize, find_holes, inpaint, mixed, require_task, restore, seg2face, with_luma_of
+from tests.stubs import FixedDetector, config_of, face_at, never_finite, smooth_picture
 
 
 def photo_of(pixels: NDArray[np.uint8], **values: object) -> Photo:
@@ -88,6 +88,48 @@ def test_colorize_drops_old_colours() -> None:
     assert torch.equal(seen[0][:, 0], seen[0][:, 2])
 
 
+@pytest.mark.parametrize("aligned", [True, False])
+def test_colorize_mixes_with_the_photo_as_it_was(aligned: bool) -> None:
+    picture = smooth_picture(*((64, 64) if aligned else (300, 240)))
+    restorer = restorer_for("colorization", tinted)
+    whole, _ = colorize(restorer, photo_of(picture), Options(aligned=aligned))
+    for strength in (0.25, 0.5):
+        result, restored = colorize(restorer, photo_of(picture), Options(aligned=aligned, strength=strength))
+        expected = (1 - strength) * picture + strength * whole.pixels
+        assert np.abs(result.pixels - expected).max() <= 0.51
+        assert restored.image is result.pixels or np.array_equal(restored.image, result.pixels)
+
+
+def test_mixing_in_16_bits() -> None:
+    one, other = np.zeros((600, 2, 3), np.uint16), np.full((600, 2, 3), 60001, np.uint16)
+    assert (mixed(one, other, 0.5) == 30000).all()
+    assert np.array_equal(mixed(one, other, 1), other)
+
+
+@pytest.mark.parametrize("why", ["strength 0", "no face", "not finite"])
+def test_what_colorize_leaves_is_the_photo(why: str) -> None:
+    network = never_finite if why == "not finite" else tinted
+    faces = [] if why == "no face" else [face_at(150, 120, 100)]
+    restorer = Restorer(network, replace(config_of(64), task="colorization"), FixedDetector(faces))
+    options = Options(strength=0.0 if why == "strength 0" else 1.0)
+    grey = np.repeat(smooth_picture(300, 240)[..., :1], 3, 2)
+    for photo in (photo_of(smooth_picture(300, 240)), photo_of(grey, grey=True, icc=b"a grey profile")):
+        result, restored = colorize(restorer, photo, options)
+        assert result is photo
+        assert np.array_equal(restored.image, photo.pixels)
+
+
+def test_what_a_network_fails_at_stays_as_it_was() -> None:
+    picture = np.minimum(smooth_picture(64, 64), 250)
+    alpha = np.where(holes((64, 64)), 0, 255).astype(np.uint8)
+    for task, name in ((inpaint(None), "inpainting"), (seg2face, "seg2face")):
+        photo = photo_of(picture, alpha=alpha)
+        result, restored = task(restorer_for(name, never_finite), photo, Options())
+        assert restored.failed == 1
+        assert result is photo
+        assert np.array_equal(restored.image, picture)
+
+
 def test_luma_in_16_bits() -> None:
     grey = np.repeat(np.linspace(8000, 50000, 6400).reshape(80, 80, 1), 3, 2).astype(np.uint16)
     coloured = np.clip(grey + np.array([3000, 0, -3000]), 0, 65535).astype(np.uint16)
@@ -132,14 +174,44 @@ def test_inpaint_of_another_size_keeps_the_rest() -> None:
     assert (result.pixels[mask] == [255, 0, 0]).all()
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_holes_are_at_least_half_transparent(dtype: type[np.integer[Any]]) -> None:
+    most = np.iinfo(dtype).max
+    pixels = np.zeros((8, 8, 3), dtype)
+    pixels[7] = most
+    alpha = np.full((8, 8), most, dtype)
+    alpha[:4] = np.array([0, most // 4, most // 2, most // 2 + 1], dtype)[:, None]
+    assert np.array_equal(np.flatnonzero(find_holes(photo_of(pixels, alpha=alpha)).all(1)), [0, 1, 2])
+    alpha[:3] = most // 2 + 1
+    assert np.array_equal(np.flatnonzero(find_holes(photo_of(pixels, alpha=alpha)).all(1)), [7])
+
+
+def test_a_soft_rim_stays() -> None:
+    picture = np.minimum(smooth_picture(64, 64), 250)
+    alpha = np.full((64, 64), 255, np.uint8)
+    alpha[20:40] = 200
+    alpha[25:35] = 100
+    result, _ = inpaint(None)(restorer_for("inpainting", painted_red), photo_of(picture, alpha=alpha), Options())
+    filled = alpha == 100
+    assert (result.pixels[filled] == [255, 0, 0]).all()
+    assert np.array_equal(result.pixels[~filled], picture[~filled])
+    assert result.alpha is not None
+    assert np.array_equal(result.alpha, np.where(filled, 255, alpha))
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
-    [(None, "nothing to fill"), (np.zeros((64, 64), np.bool_), "nothing to fill"), (holes((60, 60)), "60 x 60")],
+    [
+        (None, "nothing to fill: no pixel is at least half transparent, and none is pure white; give the holes with"),
+        (np.zeros((64, 64), np.bool_), "nothing to fill: nothing in the mask image is white"),
+        (holes((60, 60)), "60 x 60"),
+    ],
 )
 def test_inpaint_without_holes(mask: NDArray[np.bool_] | None, message: str) -> None:
     picture = np.minimum(smooth_picture(64, 64), 250)
+    alpha = np.full((64, 64), 128, np.uint8)
     with pytest.raises(ImageError, match=message):
-        inpaint(mask)(restorer_for("inpainting", painted_red), photo_of(picture), Options())
+        inpaint(mask)(restorer_for("inpainting", painted_red), photo_of(picture, alpha=alpha), Options())
 
 
 def test_seg2face_never_mixes_labels() -> None:

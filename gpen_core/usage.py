@@ -1,0 +1,71 @@
+"""What was typed: an option that would have no effect is told of, never ignored."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from gpen_core.errors import UsageError, printable
+
+
+class Verb(TyperCommand):
+    """A command that refuses empty values, and a second value where an option takes one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, argument in zip(["", *args], args, strict=False):
+            if argument == "" or (argument.startswith("--") and argument.endswith("=")):
+                option = argument[:-1] or before
+                raise UsageError(
+                    f"{option}: an empty file name or value" if option.startswith("-") else "an empty file name"
+                )
+        # The parser's third value names every option as often as it was typed.
+        order = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for parameter, times in Counter(order).items():
+            if times > 1 and _takes_one(parameter):
+                raise UsageError(f"{as_typed(parameter)} is given {times} times; {self.name} takes one")
+        return super().parse_args(ctx, args)
+
+
+def require_possible(arguments: Collection[str]) -> None:
+    """Raises UsageError for an argument that no file name or value can be."""
+    for argument in arguments:
+        try:
+            possible = b"\0" not in os.fsencode(argument)
+        except UnicodeEncodeError:
+            possible = False
+        if not possible:
+            raise UsageError(f"{printable(argument)}: not a possible file name or value")
+
+
+def typed_options(context: typer.Context) -> dict[str, str]:
+    """Parameters that were given on the command line, each as it is typed."""
+    return {p.name: as_typed(p) for p in context.command.params if p.name and _was_typed(context, p.name)}
+
+
+def refuse(typed: Mapping[str, str], names: Collection[str], reason: str) -> None:
+    """Raises UsageError if any of these parameters was given. reason: why it would have no effect."""
+    idle = [typed[name] for name in names if name in typed]
+    if idle:
+        raise UsageError(f"{reason}, so {' and '.join(idle)} can't be used")
+
+
+def as_typed(parameter: Any) -> str:
+    """The long form of an option."""
+    return str(max(parameter.opts, key=len))
+
+
+def _was_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _takes_one(parameter: Any) -> bool:
+    if parameter.param_type_name != "option" or parameter.multiple:
+        return False
+    # --compile and --no-compile are one option, and contradict each other.
+    return not parameter.is_flag or bool(parameter.secondary_opts)
