@@ -532,19 +532,32 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.", readable=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write, over what is there. Default: beside it, .safetensors, over an earlier conversion of "
+            "it only.",
+            readable=False,
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Which state dict to take, if there are several. Default: g_ema.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
     task: Annotated[
-        str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
+        str | None,
+        typer.Option(
+            help="restoration, colorization, inpainting or seg2face. Default: as an export or the file's name says."
+        ),
     ] = None,
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
     template: Annotated[
-        str, typer.Option(help="Crops that the weights were trained on: gpen, ffhq or arcface128.")
-    ] = "gpen",
+        str | None,
+        typer.Option(
+            help="Crops that the weights were trained on: gpen, ffhq or arcface128. Default: as an export says, "
+            "or gpen."
+        ),
+    ] = None,
     size: Annotated[
         int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
     ] = None,
@@ -559,7 +572,7 @@ def convert(
     """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
     Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
-    generator that somebody exported as ONNX becomes safetensors again.
+    generator that somebody exported as ONNX becomes safetensors again. A published file is named as the catalog has it.
     """
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
@@ -584,7 +597,12 @@ def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
     format: Annotated[str, typer.Option("--format", help="onnx, or pt2: compiled for this machine's kind.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .onnx or .pt2.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write, over what is there. Default: beside it, .onnx or .pt2, over an earlier export only.",
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda, for pt2.")] = "cpu",
@@ -694,6 +712,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def run_command(arguments: list[str]) -> int:
     """Run one command; every failure becomes one line and an exit code."""
     try:
+        _check_names(arguments)
         result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
         if result == ExitCode.INTERRUPTED:
             _complain("gpen-core: interrupted")
@@ -718,6 +737,15 @@ def run_command(arguments: list[str]) -> int:
         if message:
             _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
+
+
+def _check_names(arguments: list[str]) -> None:
+    """Raises UsageError for what no file can be called, which Python takes for the working folder or fails on."""
+    for before, argument in zip(["gpen-core", *arguments], arguments, strict=False):
+        if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
+            raise UsageError(f"an empty file name or value after {before if argument == '' else argument}")
+        if "\0" in argument:
+            raise UsageError(f"{argument}: no file name holds a NUL character")
 
 
 @contextmanager

@@ -25,9 +25,12 @@ FOREIGN = (
 )
 
 
-def generator_prefixes(keys: list[str]) -> list[str]:
-    """What stands before the legacy keys of each generator in a state dict (`module.`, say; "" for none)."""
-    return [key.removesuffix(ANCHOR) for key in keys if key.endswith(ANCHOR)]
+def prefixes_before(anchor: str, keys: list[str]) -> list[str]:
+    """What stands before the legacy keys of each network in a state dict (`module.`, say; "" for none).
+
+    anchor: a key that such a network has once.
+    """
+    return [key.removesuffix(anchor) for key in keys if key.endswith(anchor)]
 
 
 def describe_foreign_keys(keys: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_convert.infer import describe_foreign_keys, generator_prefixes
+from gpen_convert.infer import ANCHOR, describe_foreign_keys, prefixes_before
 from gpen_convert.shapes import Shapes
 from gpen_core.config import EMPTY
 from gpen_core.errors import CheckpointError, UsageError
@@ -44,7 +44,7 @@ def select(tree: Any, key: str | None = None) -> Selection:
     states = dict(_state_dicts(tree, ""))
     if not states:
         raise CheckpointError(f"holds no tensors by name{_shown(tree)}")
-    candidates = dict(_candidates(states))
+    candidates = dict(_candidates(states, ANCHOR))
     if key is not None and key not in candidates and key not in states:
         names = sorted({*candidates, *(name for name in states if "." not in name)} - {""})
         raise UsageError(f"--key {key}: no such state dict; there is {', '.join(names) or 'only a flat one'}")
@@ -68,23 +68,29 @@ def select(tree: Any, key: str | None = None) -> Selection:
     )
 
 
-def _candidates(states: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Name -> (state dict, prefix) of every generator; one that shares its state dict is named by its prefix too."""
+def _candidates(states: Mapping[str, Mapping[str, Tensor]], anchor: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Name -> (state dict, prefix) of every network with the key `anchor`; one that shares its state dict is named by
+    its prefix too."""
     for path, state in states.items():
-        prefixes = generator_prefixes(list(state))
+        prefixes = prefixes_before(anchor, list(state))
         for prefix in prefixes:
             own = prefix.rstrip(".") if len(prefixes) > 1 else ""
             yield ".".join(part for part in (path, own) if part), (path, prefix)
 
 
-def select_network(tree: Any, key: str | None, recognise: Callable[[Shapes], bool]) -> Selection | None:
-    """The first state dict that `recognise` knows by its shapes, `module.` removed; None if there is none."""
-    states = dict(_state_dicts(tree, "")) if isinstance(tree, Mapping) else {}
-    for name in sorted(states, key=_rank):
-        state = {k.removeprefix("module."): tensor for k, tensor in states[name].items()}
-        if key in (None, name) and recognise({k: tuple(tensor.shape) for k, tensor in state.items()}):
-            return Selection(state, name, (), tuple(_dropped(tree, name, [name])))
-    return None
+def select_network(tree: Any, key: str | None, anchor: str, recognise: Callable[[Shapes], bool]) -> Selection | None:
+    """The network with the key `anchor` that `recognise` knows by its shapes; None if there is none."""
+    states = dict(_state_dicts(tree, "")) if isinstance(tree, Mapping | list | tuple) else {}
+    found = {}
+    for name, (path, prefix) in _candidates(states, anchor):
+        state = {k.removeprefix(prefix): tensor for k, tensor in states[path].items() if k.startswith(prefix)}
+        if recognise({k: tuple(tensor.shape) for k, tensor in state.items()}):
+            found[name] = state
+    chosen = [name for name in sorted(found, key=_rank) if key in (None, name)]
+    if not chosen:
+        return None
+    others = tuple(name for name in found if name != chosen[0])
+    return Selection(found[chosen[0]], chosen[0], others, tuple(_dropped(tree, chosen[0], list(found))))
 
 
 def _state_dicts(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
