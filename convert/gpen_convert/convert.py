@@ -12,7 +12,7 @@ from gpen_convert import parsenet, retinaface, rrdb
 from gpen_convert.from_onnx import convert_onnx, is_onnx
 from gpen_convert.generator import Claims, Wanted, convert_tree, renamed
 from gpen_convert.names import published_network
-from gpen_convert.select import Selection, select_network
+from gpen_convert.select import Selection, holds_generator, select_network
 from gpen_convert.shapes import Shapes
 from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_convert.unpickle import load_tree
@@ -67,8 +67,12 @@ def convert(
             raise UsageError(f"{source}: --key is for checkpoints; an ONNX file holds one network")
         return convert_onnx(source, output, wanted)
     tree = load_tree(source)
-    for network in NETWORKS:
-        selection = select_network(tree, key, network.anchor, network.recognise)
+    # Of a file with several networks the generator is meant, unless a key says otherwise.
+    for network in () if key is None and holds_generator(tree) else NETWORKS:
+        try:
+            selection = select_network(tree, key, network.anchor, network.recognise)
+        except CheckpointError as error:
+            raise CheckpointError(f"{source}: {error}") from None
         if selection is not None:
             return _convert_network(network, selection, source, output, wanted)
     return convert_tree(tree, source, output, key, wanted).lines()

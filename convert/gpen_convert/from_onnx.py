@@ -28,6 +28,7 @@ from gpen_core.checkpoint import build_generator, load_tensors
 from gpen_core.config import METADATA_KEY, GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import sha256
+from gpen_core.runtime_onnx import FAMILIES
 
 TOLERANCE = 1e-3
 # A graph that computes in half precision is that far from float32 by itself.
@@ -40,9 +41,6 @@ CONVENTIONS = tuple((gain, taps) for taps in (1.0, 64.0) for gain in (math.sqrt(
 _PASSED_ON = ("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Tile", "Unsqueeze")
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")
 _PRODUCTS = ("Gemm", "MatMul", "FusedGemm", "FusedMatMul")
-
-# What else we write as ONNX, by its family, and the option that takes it.
-USES = {"parsenet": "--mask parse --parser", **dict.fromkeys(("retinaface", "centerface", "yunet"), "--detector")}
 
 Array = NDArray[np.float32]
 
@@ -194,8 +192,8 @@ def recover(path: Path) -> Recovered:
 def _stated(properties: Mapping[str, str]) -> WeightsMetadata | None:
     """What a file says about itself, None if nothing. Raises CheckpointError if that is damaged, or no generator."""
     family = properties.get("family", "")
-    if family in USES:
-        raise CheckpointError(f"no GPEN generator, and already converted: use it with {USES[family]}")
+    if family in FAMILIES:
+        raise CheckpointError(f"no GPEN generator, and already converted: use it with {FAMILIES[family]}")
     if METADATA_KEY not in properties:
         return None
     try:
@@ -210,7 +208,7 @@ def _check_stated(stated: WeightsMetadata | None, config: GeneratorConfig) -> No
     for name in ("input_size", "output_size", "channels", "style_dim", "n_mlp", "concat"):
         said, found = getattr(stated.config, name), getattr(config, name)
         if said != found:
-            raise CheckpointError(f"it says that its {name} is {said}, but the graph has {found}; export it again")
+            raise CheckpointError(f"it says {name} {said}, but the graph has {found}; export it again")
 
 
 def _read(path: Path) -> bytes:

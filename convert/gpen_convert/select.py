@@ -53,10 +53,27 @@ def select(tree: Any, key: str | None = None) -> Selection:
     if not candidates:
         raise CheckpointError(_describe(states))
     chosen = min(candidates, key=_rank) if key is None else key
+    selection = _take(tree, states, candidates, chosen)
+    for name, tensor in selection.tensors.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point")
+    return selection
+
+
+def holds_generator(tree: Any) -> bool:
+    """Whether there is a generator in what a checkpoint holds, whole or not."""
+    return any(_candidates(_states(tree), ANCHOR))
+
+
+def _take(
+    tree: Any, states: Mapping[str, Mapping[str, Tensor]], candidates: Mapping[str, tuple[str, str]], chosen: str
+) -> Selection:
+    """One of several networks, each given by its state dict and the prefix of its keys there."""
     path, prefix = candidates[chosen]
     tensors = {name.removeprefix(prefix): t for name, t in states[path].items() if name.startswith(prefix)}
     for name, tensor in tensors.items():
-        _check(name, tensor)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise CheckpointError(f"{name} is sparse, quantised or empty storage; a dense tensor is needed")
     prefixes = tuple(p for other, p in candidates.values() if other == path)
     outside = sum(not name.startswith(prefixes) for name in states[path])
     dropped = _dropped(tree, chosen, [other for other, _ in candidates.values()]) if path else []
@@ -80,17 +97,18 @@ def _candidates(states: Mapping[str, Mapping[str, Tensor]], anchor: str) -> Iter
 
 def select_network(tree: Any, key: str | None, anchor: str, recognise: Callable[[Shapes], bool]) -> Selection | None:
     """The network with the key `anchor` that `recognise` knows by its shapes; None if there is none."""
-    states = dict(_state_dicts(tree, "")) if isinstance(tree, Mapping | list | tuple) else {}
-    found = {}
-    for name, (path, prefix) in _candidates(states, anchor):
-        state = {k.removeprefix(prefix): tensor for k, tensor in states[path].items() if k.startswith(prefix)}
-        if recognise({k: tuple(tensor.shape) for k, tensor in state.items()}):
-            found[name] = state
+    states = _states(tree)
+    found = {
+        name: (path, prefix)
+        for name, (path, prefix) in _candidates(states, anchor)
+        if recognise({k.removeprefix(prefix): tuple(t.shape) for k, t in states[path].items() if k.startswith(prefix)})
+    }
     chosen = [name for name in sorted(found, key=_rank) if key in (None, name)]
-    if not chosen:
-        return None
-    others = tuple(name for name in found if name != chosen[0])
-    return Selection(found[chosen[0]], chosen[0], others, tuple(_dropped(tree, chosen[0], list(found))))
+    return _take(tree, states, found, chosen[0]) if chosen else None
+
+
+def _states(tree: Any) -> dict[str, dict[str, Tensor]]:
+    return dict(_state_dicts(tree, "")) if isinstance(tree, Mapping | list | tuple) else {}
 
 
 def _state_dicts(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -135,10 +153,3 @@ def _describe(states: Mapping[str, Mapping[str, Tensor]]) -> str:
 def _shown(tree: Any) -> str:
     names = [str(name)[:40] for name in list(tree)[:3]] if isinstance(tree, Mapping) else []
     return f" (only {', '.join(names)})" if names else ""
-
-
-def _check(name: str, tensor: Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"{name} is sparse, quantised or empty storage; a dense tensor is needed")
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point")

@@ -52,7 +52,7 @@ def may_replace(target: Path, output: Path | None, source: Path, same: Callable[
         raise UsageError(
             f"{target}: a file is there that was not made from {source}; name the output with -o (-o replaces a file)"
         )
-    return [f"in the place of what an earlier run made of {source.name}"]
+    return ["replaced what was there from the same source"]
 
 
 def origin_of(path: Path) -> str:
