@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ from safetensors.torch import save_file
 from gpen_convert.convert import convert
 from gpen_convert.export import export_generator
 from gpen_convert.generator import convert_generator
-from gpen_convert.keymap import legacy_shapes
-from gpen_convert.names import published_as, published_network, stem_of, task_of
+from gpen_convert.names import STRUCTURE, published_as, published_network, stem_of, task_of
 from gpen_convert.precision import rounded
 from gpen_convert.targets import origin_of
 from gpen_core.checkpoint import read_metadata
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_weights import find, find_restorers
+from gpen_weights import catalog, find, find_restorers, resolve
 from tests.exported import converted
 from tests.legacy import TINY, legacy_state
 from tests.stand_in import fill_state
@@ -124,18 +124,26 @@ def test_other_networks_are_known_by_name_and_kind() -> None:
 
 def test_the_published_1024_is_found_by_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path))
-    # The structure counts, so values need no memory of their own.
-    state = {key: torch.zeros(1).expand(shape) for key, shape in legacy_shapes(LIKE_1024).items()}
-    source = put(state, tmp_path / "pytorch_model.pt")
-    lines = convert(source)
-    assert any("found as GPEN-BFR-1024" in line for line in lines)
-    assert tmp_path / "GPEN-BFR-1024.safetensors" in find_restorers()
-    again = (tmp_path / "GPEN-BFR-1024.safetensors").read_bytes()
+    # The catalog as it would be if the published network were tiny.
+    tiny = {name: getattr(TINY, name) for name in STRUCTURE}
+    entries = [
+        replace(entry, generator=replace(entry.generator, **tiny)) if entry.name == "GPEN-BFR-1024" else entry
+        for entry in catalog()
+        if entry.generator
+    ]
+    monkeypatch.setattr("gpen_convert.names.catalog", lambda: entries)
+    monkeypatch.setattr("gpen_weights.lookup.catalog", lambda: entries)
+    source, target = put(legacy_state(TINY), tmp_path / "pytorch_model.pt"), tmp_path / "GPEN-BFR-1024.safetensors"
+    assert any("found as GPEN-BFR-1024" in line for line in convert(source))
+    assert target in find_restorers()
+    assert resolve("GPEN-BFR-1024") == target
+    first = target.read_bytes()
     convert(source)
-    assert (tmp_path / "GPEN-BFR-1024.safetensors").read_bytes() == again
+    assert target.read_bytes() == first
     # For another task it is another file.
     convert(source, task="colorization")
     assert read_metadata(tmp_path / "pytorch_model.safetensors").config.task == "colorization"
+    assert target.read_bytes() == first
 
 
 def test_networks_get_the_name_of_the_catalog(tmp_path: Path) -> None:
@@ -352,7 +360,7 @@ def test_small_channels_matter_where_demodulation_makes_them_large(name: str, ax
     # Without demodulation the one large channel is all that counts.
     assert rounded({"to_rgb.0.weight": turned}, torch.float16)["to_rgb.0.weight"].dtype == torch.float16
     # So small that demodulation leaves nothing of it.
-    assert rounded({name: turned * 1e-6}, torch.float16)[name].dtype == torch.float16
+    assert rounded({name: turned * 1e-9}, torch.float16)[name].dtype == torch.float16
 
 
 def test_a_conversion_to_half_says_so(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
