@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -242,9 +243,22 @@ def test_an_export_replaces_its_own_only(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="was not made from"):
         export_generator(source, format="onnx")
     assert target.read_bytes() == b"mine"
-    with pytest.raises(UsageError, match="was not made from"):
-        (tmp_path / "net.pt2").write_bytes(b"mine")
+
+
+@pytest.mark.parametrize("name", ["net.pt2", "net.pt2.json"])
+def test_a_package_replaces_its_own_only(name: str, tmp_path: Path) -> None:
+    source = converted(tmp_path, TINY)
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(UsageError, match=f"{name}: a file is there that was not made from"):
         export_generator(source, format="pt2")
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+def test_a_compiled_package_is_not_converted(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
+        archive.writestr("package/data/aotinductor/model/a.cpp", "")
+    with pytest.raises(CheckpointError, match="compiled ahead of time"):
+        convert(tmp_path / "net.pt2")
 
 
 def test_a_folder_at_the_default_output(old: Path) -> None:

@@ -77,6 +77,9 @@ def export_generator(
     target = output_path(source, output, FORMATS[format])
     origin = metadata.provenance.source_sha256
     replaced = may_replace(target, output, source, lambda there: origin_of(there) == origin)
+    if format == "pt2":
+        note = Path(f"{target}{SIDECAR}")
+        may_replace(note, output, source, lambda _: origin_of(target) == origin)
     generator = load_generator(source)
     try:
         if format == "onnx":
