@@ -170,6 +170,8 @@ def describe_foreign(start: bytes) -> str:
             return f"a {name} archive; unpack it first"
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return "a PyTorch checkpoint or another pickle, not safetensors; convert it first with: gpen-core convert"
+    if start.startswith(b"\x08"):
+        return "an ONNX model, it seems, not safetensors"
     return "neither a PyTorch checkpoint nor safetensors"
 
 

@@ -593,19 +593,32 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where to write. Default: beside it, .safetensors.", readable=False),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write, over what is there. Default: beside it, .safetensors, over an earlier conversion of "
+            "it only.",
+            readable=False,
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Which state dict to take, if there are several. Default: g_ema.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
     task: Annotated[
-        str | None, typer.Option(help="restoration, colorization, inpainting or seg2face. Default: from the file name.")
+        str | None,
+        typer.Option(
+            help="restoration, colorization, inpainting or seg2face. Default: as an export or the file's name says."
+        ),
     ] = None,
     licence: Annotated[str | None, typer.Option("--licence", "--license", help="Recorded in the file.")] = None,
     template: Annotated[
-        str, typer.Option(help="Crops that the weights were trained on: gpen, ffhq or arcface128.")
-    ] = "gpen",
+        str | None,
+        typer.Option(
+            help="Crops that the weights were trained on: gpen, ffhq or arcface128. Default: as an export says, "
+            "or gpen."
+        ),
+    ] = None,
     size: Annotated[
         int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
     ] = None,
@@ -620,7 +633,7 @@ def convert(
     """Turn an original checkpoint into a file that describes itself and runs no code. No flags needed.
 
     Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
-    generator that somebody exported as ONNX becomes safetensors again.
+    generator that somebody exported as ONNX becomes safetensors again. A published file is named as the catalog has it.
     """
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
@@ -645,7 +658,12 @@ def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
     format: Annotated[str, typer.Option("--format", help="onnx, or pt2: compiled for this machine's kind.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write. Default: beside it, .onnx or .pt2.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Where to write, over what is there. Default: beside it, .onnx or .pt2, over an earlier export only.",
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu or cuda, for pt2.")] = "cpu",

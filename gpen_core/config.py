@@ -304,10 +304,7 @@ def describe(metadata: WeightsMetadata) -> list[str]:
     config, origin = metadata.config, metadata.provenance
     multiplier = config.channel_multiplier
     widths = ", ".join(f"{r}: {config.width(r)}" for r in levels(max(config.input_size, config.output_size)))
-    others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
-    others += "".join(f"; {name.removesuffix(EMPTY)} holds no weights" for name in origin.dropped if _is_empty(name))
-    dropped = [name for name in origin.dropped if not _is_empty(name)]
-    lines = [
+    return [
         f"GPEN generator, {config.input_size} -> {config.output_size} px, task {config.task}, "
         f"values {config.value_range[0]:g}..{config.value_range[1]:g}"
         + ("" if config.template == GPEN_TEMPLATE else f", {template_name(config.template)} crops"),
@@ -315,6 +312,16 @@ def describe(metadata: WeightsMetadata) -> list[str]:
         f"style_dim {config.style_dim}, {config.n_mlp} mapping layers, "
         f"features {'concatenated' if config.concat else 'added'}",
         f"convolution widths {widths}",
+        *describe_origin(origin),
+    ]
+
+
+def describe_origin(origin: Provenance) -> list[str]:
+    """What a weight file comes from, what was taken and what was left, in lines for people."""
+    others = "".join(f"; {name} is there too (--key {name})" for name in origin.others)
+    others += "".join(f"; {name.removesuffix(EMPTY)} holds no weights" for name in origin.dropped if _is_empty(name))
+    dropped = [name for name in origin.dropped if not _is_empty(name)]
+    lines = [
         f"source {origin.source_name}, sha256 {origin.source_sha256}, licence: {origin.licence}",
         f"kept {origin.kept or 'the whole file'}{others}",
     ]

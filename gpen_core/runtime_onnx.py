@@ -24,6 +24,8 @@ CPU, CUDA, TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "Tensorrt
 DEVICES = {CPU: "cpu", CUDA: "cuda", TENSORRT: "tensorrt"}
 FLOATS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 OUT_OF_MEMORY = ("out of memory", "Failed to allocate memory", "bad_alloc", "bad allocation")
+# What else is converted to ONNX, by the family in its metadata, and the options that take it.
+FAMILIES = {"parsenet": "--mask parse --parser", **dict.fromkeys(("retinaface", "centerface", "yunet"), "--detector")}
 logger = logging.getLogger(__name__)
 
 
@@ -196,10 +198,15 @@ def precision_of(session: onnxruntime.InferenceSession) -> str:
 
 
 def describe_file(path: Path) -> list[str]:
-    """What an ONNX generator is, in lines for people. Raises CheckpointError naming the file."""
+    """What an ONNX generator, or a converted detector or parser, is, in lines for people.
+
+    Raises CheckpointError naming the file.
+    """
     session = open_session(path, "cpu")
-    metadata, pictures = describe_session(session, path)
     about = session.get_modelmeta()
+    if about.custom_metadata_map.get("family") in FAMILIES:
+        return [*_describe_other(about.custom_metadata_map), f"ONNX, {megabytes(path.stat().st_size)}"]
+    metadata, pictures = describe_session(session, path)
     precision = precision_of(session)
     lines = describe(metadata) if metadata else []
     if not metadata:
@@ -207,6 +214,16 @@ def describe_file(path: Path) -> list[str]:
     batch = "one face at a time" if session.get_inputs()[0].shape[0] == 1 else "any number of faces at once"
     made = f", made by {about.producer_name}" if about.producer_name else ""
     return [*lines, f"ONNX, {precision}, {batch}, {megabytes(path.stat().st_size)}{made}"]
+
+
+def _describe_other(said: Mapping[str, str]) -> list[str]:
+    """A network beside the generator, as its conversion wrote it down."""
+    family, option = said["family"], FAMILIES[said["family"]]
+    origin = {key: said.get(key) or "not stated" for key in ("source_name", "source_sha256", "licence")}
+    return [
+        f"a {family} network, for {option}",
+        f"source {origin['source_name']}, sha256 {origin['source_sha256']}, licence: {origin['licence']}",
+    ]
 
 
 def _side(value: Any, path: Path) -> int:

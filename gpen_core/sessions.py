@@ -23,11 +23,13 @@ def open_session(path: Path, device: str, what: str, failure: type[GpenError]) -
     providers = _providers(device, what)
     try:
         with path.open("rb") as file:
-            start = file.read(4)
+            start = file.read(9)
     except OSError as error:
         raise failure(f"{path}: can't read the {what}: {error.strerror}") from error
     if start.startswith(_LEGACY_STARTS):
         raise failure(f"{path}: a PyTorch checkpoint, not an ONNX {what}: run `gpen-core convert {path}`")
+    if start[8:9] == b"{":
+        raise failure(f"{path}: a safetensors file, not an ONNX {what}")
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
     options.intra_op_num_threads = _thread_count()

@@ -44,7 +44,10 @@ def require_task(restorer: Restorer, task: str) -> None:
     """Raises UsageError, naming the right command, if the weights were trained for something else."""
     found = restorer.config.task
     if found != task:
-        raise UsageError(f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]}, or other --weights")
+        raise UsageError(
+            f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]}, or other --weights; "
+            f"if their file is wrong about that, convert the original again: gpen-core convert --task {task}"
+        )
 
 
 def _plain(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:

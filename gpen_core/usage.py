@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -14,15 +15,9 @@ from gpen_core.errors import UsageError, printable
 
 
 class Verb(TyperCommand):
-    """A command that refuses empty values, and a second value where an option takes one."""
+    """A command that refuses a second value where an option takes one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for before, argument in zip(["", *args], args, strict=False):
-            if argument == "" or (argument.startswith("--") and argument.endswith("=")):
-                option = argument[:-1] or before
-                raise UsageError(
-                    f"{option}: an empty file name or value" if option.startswith("-") else "an empty file name"
-                )
         # The parser's third value names every option as often as it was typed.
         order = self.make_parser(ctx).parse_args(args=list(args))[2]
         for parameter, times in Counter(order).items():
@@ -31,9 +26,14 @@ class Verb(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def require_possible(arguments: Collection[str]) -> None:
-    """Raises UsageError for an argument that no file name or value can be."""
-    for argument in arguments:
+def require_possible(arguments: Sequence[str]) -> None:
+    """Raises UsageError for an argument that no file name or value can be: empty, or not writable as a path."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument == "" or re.fullmatch(r"--[\w-]+=", argument):
+            option = printable(argument[:-1] or before)
+            raise UsageError(
+                f"{option}: an empty file name or value" if option.startswith("-") else "an empty file name"
+            )
         try:
             possible = b"\0" not in os.fsencode(argument)
         except UnicodeEncodeError:

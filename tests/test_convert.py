@@ -26,9 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpen_convert.generator import Claims, convert_generator, published_as
+from gpen_convert.generator import Claims, convert_generator
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import RULES, find_rule, fold, legacy_shapes
+from gpen_convert.names import published_as
 from gpen_convert.tarball import load_tar
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig
@@ -337,9 +338,9 @@ def test_published_files_are_known_by_name_and_structure(name: str, structure: s
     assert (entry.generator.task if entry and entry.generator else None) == task
 
 
-def test_task_and_licence_of_an_unknown_file(state: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_name_tells_the_task_but_no_licence_of_another_structure(state: dict[str, Tensor], tmp_path: Path) -> None:
     metadata = convert_generator(save(state, tmp_path / "GPEN-Seg2face-512.pth")).metadata
-    assert (metadata.config.task, metadata.provenance.licence) == ("restoration", "not stated")
+    assert (metadata.config.task, metadata.provenance.licence) == ("seg2face", "not stated")
 
 
 def test_half_precision_output(state: dict[str, Tensor], tmp_path: Path) -> None:

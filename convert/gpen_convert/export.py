@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpen_convert import to_onnx
-from gpen_convert.generator import output_path
+from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_core import __version__
 from gpen_core.ahead import SIDECAR, Fixed, Sidecar, describe_machine, load_package, make_package
 from gpen_core.checkpoint import load_generator, read_metadata
@@ -70,7 +70,8 @@ def export_generator(
 ) -> list[str]:
     """Export converted weights; returns the report, line by line.
 
-    output: by default beside the source, with the format's suffix. dtype: fp32, or fp16 for the convolutions (latent,
+    output: by default beside the source, with the format's suffix; there, and in a folder, a file that does not come
+    from the same original is not replaced. dtype: fp32, or fp16 for the convolutions (latent,
     styles and demodulation stay float32, and so do input and output). device: of a pt2 package, which fits it alone.
     Raises CheckpointError, DeviceError and UsageError, and writes nothing then.
     """
@@ -80,8 +81,14 @@ def export_generator(
         raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
     if format == "onnx" and device != "cpu":
         raise UsageError("--device is for --format pt2; an ONNX file runs on every device")
+    metadata = read_metadata(source)
     target = output_path(source, output, FORMATS[format])
-    metadata, generator = read_metadata(source), load_generator(source)
+    origin = metadata.provenance.source_sha256
+    replaced = may_replace(target, output, source, lambda there: origin_of(there) == origin)
+    if format == "pt2":
+        note = Path(f"{target}{SIDECAR}")
+        may_replace(note, output, source, lambda _: origin_of(target) == origin)
+    generator = load_generator(source)
     try:
         if format == "onnx":
             agreement = export_onnx(generator, metadata, target, dtype)
@@ -91,7 +98,7 @@ def export_generator(
         raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None
     config = metadata.config
     what = f"{format}, {dtype}, {config.input_size} -> {config.output_size} px, {megabytes(target.stat().st_size)}"
-    return [f"wrote {target}: {what}", f"compared with PyTorch in fp32: {agreement}"]
+    return [*replaced, f"wrote {target}: {what}", f"compared with PyTorch in fp32: {agreement}"]
 
 
 def export_onnx(generator: Generator, metadata: WeightsMetadata, target: Path, dtype: str = "fp32") -> Agreement:

@@ -9,8 +9,8 @@ must give the same picture.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpen_convert.generator import DTYPES, Report, Wanted, output_path, write_verified
+from gpen_convert.generator import SUFFIX, Report, Wanted, renamed, write_verified
 from gpen_convert.onnx_shapes import import_onnx
+from gpen_convert.precision import DTYPES, rounded
+from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_core import __version__
-from gpen_core.checkpoint import build_generator
-from gpen_core.config import GeneratorConfig, Provenance, WeightsMetadata
+from gpen_core.checkpoint import build_generator, load_tensors
+from gpen_core.config import METADATA_KEY, GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import sha256
+from gpen_core.runtime_onnx import FAMILIES
 
 TOLERANCE = 1e-3
 # A graph that computes in half precision is that far from float32 by itself.
@@ -44,11 +47,16 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Recovered:
-    """A generator's structure and tensors in our layout, and how far its pictures are from the graph's."""
+    """A generator's structure and tensors in our layout, and how far its pictures are from the graph's.
+
+    half: whether the graph keeps weights in float16. stated: what the file says about itself, None if nothing.
+    """
 
     config: GeneratorConfig
     tensors: dict[str, Tensor]
     error: float
+    half: bool
+    stated: WeightsMetadata | None
 
 
 @dataclass(frozen=True)
@@ -100,30 +108,49 @@ def is_onnx(path: Path) -> bool:
 def convert_onnx(source: Path, output: Path | None, wanted: Wanted) -> list[str]:
     """Convert a generator in an ONNX file to safetensors; returns the report, line by line.
 
+    A file of `gpen-core export` keeps all that it says about itself, but for what the user says.
     Raises CheckpointError if it can't be recovered and UsageError for contradictions, and writes nothing then.
     """
-    target = output_path(source, output, ".safetensors")
+    if output is not None:
+        output_path(source, output, SUFFIX)
     try:
         recovered = recover(source)
-        config, licence = wanted.apply(recovered.config, source.name)
-        tensors = {name: tensor.to(DTYPES[wanted.dtype]) for name, tensor in recovered.tensors.items()}
-        for name, tensor in tensors.items():
-            if not bool(torch.isfinite(tensor).all()):
-                raise CheckpointError(f"{name} holds values that are not finite in {wanted.dtype}")
+        described = wanted.apply(recovered.config, source.name, recovered.stated)
+        tensors = rounded(recovered.tensors, DTYPES[wanted.dtype])
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    provenance = Provenance(
-        source_name=source.name,
-        source_sha256=sha256(source),
-        licence=licence,
-        tool_version=f"gpen-core {__version__}",
-    )
-    metadata = WeightsMetadata(config, provenance)
+    target = output_path(source, output, SUFFIX, described.file_name)
+    digest = sha256(source)
+    own = Provenance(source_name=source.name, source_sha256=digest, tool_version=f"gpen-core {__version__}")
+    provenance = recovered.stated.provenance if recovered.stated else own
+    metadata = WeightsMetadata(described.config, replace(provenance, licence=described.licence))
+
+    def same(there: Path) -> bool:
+        # An exported file and the one that it was exported from have one origin; only equal ones may stand in.
+        return _holds(there, metadata, tensors) if recovered.stated else origin_of(there) == digest
+
+    replaced = may_replace(target, output, source, same)
     write_verified(target, metadata, tensors)
-    report = Report(source, target, metadata, wanted.dtype, len(tensors), target.stat().st_size)
+    notes = (*_about(recovered), *described.notes, *renamed(source, target), *replaced)
+    report = Report(source, target, metadata, wanted.dtype, len(tensors), target.stat().st_size, notes)
     return [*report.lines(), f"gives the ONNX file's picture to {recovered.error:.0e} of its largest value"]
+
+
+def _about(recovered: Recovered) -> list[str]:
+    notes = ["task, values, crops and source are what the ONNX file says about itself"] if recovered.stated else []
+    return [*notes, *(["the ONNX file keeps weights in fp16, so they come back rounded"] if recovered.half else [])]
+
+
+def _holds(path: Path, metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a converted file says and holds just this."""
+    try:
+        found, stored = load_tensors(path)
+    except CheckpointError:
+        return False
+    same = found == metadata and stored.keys() == tensors.keys()
+    return same and all(t.dtype == tensors[name].dtype and torch.equal(t, tensors[name]) for name, t in stored.items())
 
 
 def recover(path: Path) -> Recovered:
@@ -138,6 +165,7 @@ def recover(path: Path) -> Recovered:
     except Exception:  # protobuf's DecodeError has no stable public home
         raise CheckpointError("not a whole ONNX model") from None
     _refuse_outside(onnx, model)
+    stated = _stated({entry.key: entry.value for entry in model.metadata_props})
     try:
         size = _input_size(model.graph)
         parts = _collect(onnx, model)
@@ -146,6 +174,7 @@ def recover(path: Path) -> Recovered:
         raise
     except Exception as error:  # a graph can be unsound in more ways than there are names for
         raise CheckpointError(f"not a sound ONNX model: {_first_line(error)}") from error
+    _check_stated(stated, config)
     half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in _tensors(model.graph))
     image = np.random.default_rng(0).uniform(-1, 1, (1, 3, size, size)).astype(np.float32)
     expected = _picture(content, image)
@@ -154,10 +183,32 @@ def recover(path: Path) -> Recovered:
         tensors = _assemble(parts, config, gain, taps)
         errors.append(_difference(config, tensors, image, expected))
         if errors[-1] < (HALF_TOLERANCE if half else TOLERANCE):
-            return Recovered(config, tensors, errors[-1])
+            return Recovered(config, tensors, errors[-1], half, stated)
     raise CheckpointError(
         f"its weights are a GPEN generator's, but the graph computes something else: relative error {min(errors):.0e}"
     )
+
+
+def _stated(properties: Mapping[str, str]) -> WeightsMetadata | None:
+    """What a file says about itself, None if nothing. Raises CheckpointError if that is damaged, or no generator."""
+    family = properties.get("family", "")
+    if family in FAMILIES:
+        raise CheckpointError(f"no GPEN generator, and already converted: use it with {FAMILIES[family]}")
+    if METADATA_KEY not in properties:
+        return None
+    try:
+        return WeightsMetadata.decode(properties)
+    except CheckpointError as error:
+        raise CheckpointError(f"what it says about itself is damaged ({error}); export it again") from None
+
+
+def _check_stated(stated: WeightsMetadata | None, config: GeneratorConfig) -> None:
+    if stated is None:
+        return
+    for name in ("input_size", "output_size", "channels", "style_dim", "n_mlp", "concat"):
+        said, found = getattr(stated.config, name), getattr(config, name)
+        if said != found:
+            raise CheckpointError(f"it says {name} {said}, but the graph has {found}; export it again")
 
 
 def _read(path: Path) -> bytes:
@@ -198,7 +249,9 @@ def _input_size(graph: Any) -> int:
     dims = [axis.dim_value for axis in inputs[0].type.tensor_type.shape.dim] if len(inputs) == 1 else []
     if len(dims) != 4 or dims[1] != 3 or dims[2] != dims[3] or dims[2] < 8 or len(graph.output) != 1:
         shapes = "; ".join(f"{v.name} {[a.dim_value for a in v.type.tensor_type.shape.dim]}" for v in inputs)
-        raise CheckpointError(f"no GPEN generator: that turns one square picture into one, this takes {shapes}")
+        raise CheckpointError(
+            f"no GPEN generator: that turns one square picture into one, this takes {shapes or 'none'}"
+        )
     return int(dims[2])
 
 

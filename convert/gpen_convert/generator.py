@@ -14,7 +14,10 @@ from torch import Tensor
 
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import find_rule, fold
+from gpen_convert.names import published_as, stem_of, task_of
+from gpen_convert.precision import DTYPES
 from gpen_convert.select import Selection, select
+from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, load_tensors
@@ -26,14 +29,15 @@ from gpen_core.config import (
     WeightsMetadata,
     describe,
     megabytes,
+    template_name,
     template_named,
 )
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import is_folder, remove_leftovers, replacing, same_file, sha256
+from gpen_core.files import remove_leftovers, replacing, sha256
 from gpen_core.runtime import is_out_of_memory
-from gpen_weights import Entry, catalog
+from gpen_weights import Entry, find
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Report:
-    """What a conversion found and wrote."""
+    """What a conversion found and wrote. notes: lines about what the file does not tell, or the name alone tells."""
 
     source: Path
     output: Path
@@ -68,12 +72,14 @@ class Report:
     dtype: str
     tensors: int
     size: int
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The report for people."""
         return [
             f"{self.source}:",
             *describe(self.metadata),
+            *self.notes,
             f"wrote {self.output}: {self.tensors} tensors, {self.dtype}, {megabytes(self.size)}, "
             "read back and compared",
         ]
@@ -87,13 +93,14 @@ def convert_generator(
     dtype: str = "fp32",
     task: str | None = None,
     licence: str | None = None,
-    template: str = "gpen",
+    template: str | None = None,
     claims: Claims = Claims(),
 ) -> Report:
-    """Convert a legacy checkpoint to `output` (by default beside it, named .safetensors).
+    """Convert a legacy checkpoint to `output`, by default beside it; a file there that has another source stays.
 
-    task, licence: by default what the catalog says about a file of this name and structure, else restoration and
-    "not stated". template: of the crops that the weights were trained on.
+    The default name is that of the catalog for a published file (`names.published_as`), else the source's own.
+    task, licence: by default what the catalog says about a published file; the task else as the words of the file's
+    name say, or restoration. template: of the crops that the weights were trained on, by default gpen.
 
     The written file is read back and every tensor compared before it takes its name; on any failure there is no file.
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
@@ -109,45 +116,103 @@ class Wanted:
     dtype: str = "fp32"
     task: str | None = None
     licence: str | None = None
-    template: str = "gpen"
+    template: str | None = None
     claims: Claims = Claims()
 
     def __post_init__(self) -> None:
         check_choices(self.dtype, self.task, self.template)
 
-    def apply(self, config: GeneratorConfig, name: str) -> tuple[GeneratorConfig, str]:
-        """The configuration of a file called `name` with its task and template, and its licence.
+    def apply(self, config: GeneratorConfig, name: str, stated: WeightsMetadata | None = None) -> Described:
+        """What becomes of a generator of this structure in a file called `name`.
 
-        Raises UsageError for a claim that contradicts it.
+        stated: what that file says about itself; the user's word counts more. Raises UsageError for a claim that
+        contradicts the structure.
         """
         self.claims.check(config)
         entry = published_as(name, config)
-        task = self.task or (entry.generator.task if entry and entry.generator else "restoration")
+        if stated is not None:
+            return self._correct(stated, entry)
+        told = entry.generator.task if entry and entry.generator else task_of(name)
+        task = self.task or told or "restoration"
+        template = template_named(self.template or "gpen")
+        config = replace(config, task=task, value_range=VALUE_RANGES[task], template=template)
         licence = self.licence or (entry.licence if entry else "not stated")
-        described = replace(config, task=task, value_range=VALUE_RANGES[task], template=template_named(self.template))
-        return described, licence
+        return Described(config, licence, _file_name(entry, task), _doubts(self.task, told))
+
+    def _correct(self, stated: WeightsMetadata, entry: Entry | None) -> Described:
+        """What a file says about itself, but for what the user says."""
+        config, licence = stated.config, stated.provenance.licence
+        said = {
+            "task": (self.task, config.task),
+            "template": (self.template, template_name(config.template)),
+            "licence": (self.licence, licence),
+        }
+        others = {name: pair for name, pair in said.items() if pair[0] not in (None, pair[1])}
+        if "task" in others:
+            task = str(self.task)
+            config = replace(config, task=task, value_range=VALUE_RANGES[task])
+        if "template" in others:
+            config = replace(config, template=template_named(str(self.template)))
+        notes = [f"--{name} {ours}, although the file says {theirs}" for name, (ours, theirs) in others.items()]
+        return Described(config, self.licence or licence, _file_name(entry, config.task), tuple(notes))
 
 
-def check_choices(dtype: str, task: str | None, template: str = "gpen") -> None:
+@dataclass(frozen=True)
+class Described:
+    """What a converted generator will say about itself.
+
+    file_name: the catalog's, where it is a published file, or None. notes: for people, about what is not certain.
+    """
+
+    config: GeneratorConfig
+    licence: str
+    file_name: str | None
+    notes: tuple[str, ...]
+
+
+def _file_name(entry: Entry | None, task: str) -> str | None:
+    return entry.file if entry and entry.generator and entry.generator.task == task else None
+
+
+def _doubts(said: str | None, told: str | None) -> tuple[str, ...]:
+    """What is to be said about a task that the user names, or the file's name tells, or neither."""
+    if said is not None:
+        return () if told in (None, said) else (f"--task {said}, although the file's name says {told}",)
+    if told is None:
+        others = " or ".join(f"--task {task}" for task in TASKS if task != "restoration")
+        return (
+            f"task restoration is assumed, because nothing tells it; if it is another, convert again with {others}",
+        )
+    if told == "restoration":
+        return ()
+    return (f"task {told} is taken from the file's name; if it is another, convert again with --task",)
+
+
+def check_choices(dtype: str, task: str | None, template: str | None = None) -> None:
     """Raises UsageError for a value that is none of the choices."""
     if dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype}: use {' or '.join(DTYPES)}")
     if task is not None and task not in TASKS:
         raise UsageError(f"--task {task}: use one of {', '.join(TASKS)}")
-    template_named(template)
+    if template is not None:
+        template_named(template)
 
 
 def convert_tree(tree: Any, source: Path, output: Path | None, key: str | None, wanted: Wanted) -> Report:
     """`convert_generator` for what `load_tree` gave."""
-    target = output_path(source, output, ".safetensors")
+    if output is not None:
+        output_path(source, output, SUFFIX)
     try:
         selection = select(tree, key)
-        config, licence = wanted.apply(_config(selection), source.name)
-        tensors = fold(config, selection.tensors, DTYPES[wanted.dtype])
+        described = wanted.apply(_config(selection), source.name)
+        target = output_path(source, output, SUFFIX, described.file_name)
+        digest = sha256(source)
+        replaced = may_replace(target, output, source, lambda there: origin_of(there) == digest)
+        tensors = fold(described.config, selection.tensors, DTYPES[wanted.dtype])
     except UsageError as error:
-        raise UsageError(f"{source}: {error}") from None
+        raise UsageError(_naming(source, error)) from None
     except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from None
+        raise CheckpointError(_naming(source, error)) from None
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -155,17 +220,31 @@ def convert_tree(tree: Any, source: Path, output: Path | None, key: str | None, 
     rules = [find_rule(name) for name in selection.tensors]
     provenance = Provenance(
         source_name=source.name,
-        source_sha256=sha256(source),
+        source_sha256=digest,
         kept=selection.key,
         others=selection.others,
         dropped=selection.dropped,
         filters=sum(found is not None and found[0].target is None for found in rules),
-        licence=licence,
+        licence=described.licence,
         tool_version=f"gpen-core {__version__}",
     )
-    metadata = WeightsMetadata(config, provenance)
+    metadata = WeightsMetadata(described.config, provenance)
     write_verified(target, metadata, tensors)
-    return Report(source, target, metadata, wanted.dtype, len(tensors), target.stat().st_size)
+    notes = (*described.notes, *renamed(source, target), *replaced)
+    return Report(source, target, metadata, wanted.dtype, len(tensors), target.stat().st_size, notes)
+
+
+def renamed(source: Path, target: Path) -> list[str]:
+    """A line if an output got the catalog's name in the place of its source's."""
+    name = stem_of(target.name)
+    if name == stem_of(source.name) or find(name) is None:
+        return []
+    return [f"named {target.name}, so that in a weights folder it is found as {name}"]
+
+
+def _naming(source: Path, error: Exception) -> str:
+    """What an error says, with the source before it unless it names it."""
+    return str(error) if str(source) in str(error) else f"{source}: {error}"
 
 
 def _config(selection: Selection) -> GeneratorConfig:
@@ -176,31 +255,6 @@ def _config(selection: Selection) -> GeneratorConfig:
             raise
         others = f"; {', '.join(selection.others)} is there too (--key)" if selection.others else ""
         raise CheckpointError(f"{selection.key}: {error}{others}") from None
-
-
-def published_as(name: str, config: GeneratorConfig) -> Entry | None:
-    """The catalog's entry for a file name, if the structure is that entry's too."""
-    structure = ("input_size", "output_size", "channel_multiplier", "narrow", "style_dim", "n_mlp")
-    for entry in catalog():
-        same_name = Path(name).stem.casefold() in (entry.name.casefold(), Path(entry.published_file).stem.casefold())
-        facts = entry.generator
-        if same_name and facts and all(getattr(facts, f) == getattr(config, f) for f in structure):
-            return entry
-    return None
-
-
-def output_path(source: Path, output: Path | None, suffix: str) -> Path:
-    """Where a conversion writes. Raises UsageError if that is the source itself or no place for a file."""
-    target = output or source.with_suffix(suffix)
-    if is_folder(target):
-        target = target / source.with_suffix(suffix).name
-    if same_file(source, target):
-        raise UsageError(f"{target}: the output would replace its source; name another file with -o")
-    if target.suffix != suffix:
-        raise UsageError(f"{target}: the output must be named *{suffix}")
-    if not is_folder(target.parent):
-        raise UsageError(f"{target}: the folder {target.parent} does not exist")
-    return target
 
 
 def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) -> None:

@@ -17,17 +17,26 @@ FOREIGN = (
     ((r"final_conv\.\d", r"final_linear\.1\.weight"), "a GPEN discriminator, not a generator"),
     ((r"stylegan_decoder\.", r"conv_body_first\."), "a GFPGAN generator, not a GPEN one"),
     ((r"quantize\.embedding\.weight",), "a CodeFormer or VQGAN model, not a GPEN generator"),
-    ((r"ClassHead\.0", r"BboxHead\.0"), "a RetinaFace detector, not a GPEN generator"),
-    ((r"out_mask_conv\.", r"out_img_conv\."), "a ParseNet face parser, not a GPEN generator"),
-    ((r"conv_first\.weight", r"body\.0\.rdb1\."), "an RRDBNet (ESRGAN) up-scaler, not a GPEN generator"),
+    ((r"ClassHead\.0", r"BboxHead\.0"), "not a GPEN generator but a RetinaFace detector, parts of which are missing"),
+    (
+        (r"out_mask_conv\.", r"out_img_conv\."),
+        "not a GPEN generator but a ParseNet face parser, parts of which are missing",
+    ),
+    (
+        (r"conv_first\.weight", r"body\.0\.rdb1\."),
+        "not a GPEN generator but an RRDBNet (ESRGAN) up-scaler, parts of which are missing",
+    ),
     ((r"style\.1\.weight", r"convs\.0\.conv\.weight"), "a StyleGAN2 generator without GPEN's encoder"),
     ((r"vgg|conv1_1\.weight",), "a VGG-type network, not a GPEN generator"),
 )
 
 
-def generator_prefixes(keys: list[str]) -> list[str]:
-    """What stands before the legacy keys of each generator in a state dict (`module.`, say; "" for none)."""
-    return [key.removesuffix(ANCHOR) for key in keys if key.endswith(ANCHOR)]
+def prefixes_before(anchor: str, keys: list[str]) -> list[str]:
+    """What stands before the legacy keys of each network in a state dict (`module.`, say; "" for none).
+
+    anchor: a key that such a network has once.
+    """
+    return [key.removesuffix(anchor) for key in keys if key.endswith(anchor)]
 
 
 def describe_foreign_keys(keys: list[str]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpen_convert.precision import rounded
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError
 
@@ -185,8 +186,8 @@ def _to_rgb(prefix: str, inputs: int, style_dim: int) -> Iterator[tuple[str, tup
 def fold(config: GeneratorConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Our tensors from legacy ones, whose names and shapes were checked against `legacy_shapes`.
 
-    Computed in float64 and rounded once. Raises CheckpointError for a filter of other taps and for a value that
-    `dtype` can't hold.
+    Computed in float64 and rounded once. Raises CheckpointError for a filter of other taps and for values that
+    `dtype` can't hold, being too large or too small.
     """
     parts: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -204,11 +205,7 @@ def fold(config: GeneratorConfig, tensors: Mapping[str, Tensor], dtype: torch.dt
     for kind in ("weight", "bias"):
         slots = [parts.pop(f"styles.{kind}/{slot.layer}") for slot in config.style_slots()]
         parts[f"styles.{kind}"] = torch.cat(slots)
-    folded = {name: part.to(dtype).contiguous() for name, part in sorted(parts.items())}
-    for name, tensor in folded.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise CheckpointError(f"{name} holds values that are not finite in {str(dtype).removeprefix('torch.')}")
-    return folded
+    return rounded(parts, dtype)
 
 
 def _check_filter(key: str, kernel: Tensor, gain: float) -> None:

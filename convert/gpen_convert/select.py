@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpen_convert.infer import describe_foreign_keys, generator_prefixes
+from gpen_convert.infer import ANCHOR, describe_foreign_keys, prefixes_before
 from gpen_convert.shapes import Shapes
 from gpen_core.config import EMPTY
 from gpen_core.errors import CheckpointError, UsageError
@@ -44,7 +44,7 @@ def select(tree: Any, key: str | None = None) -> Selection:
     states = dict(_state_dicts(tree, ""))
     if not states:
         raise CheckpointError(f"holds no tensors by name{_shown(tree)}")
-    candidates = dict(_candidates(states))
+    candidates = dict(_candidates(states, ANCHOR))
     if key is not None and key not in candidates and key not in states:
         names = sorted({*candidates, *(name for name in states if "." not in name)} - {""})
         raise UsageError(f"--key {key}: no such state dict; there is {', '.join(names) or 'only a flat one'}")
@@ -53,10 +53,27 @@ def select(tree: Any, key: str | None = None) -> Selection:
     if not candidates:
         raise CheckpointError(_describe(states))
     chosen = min(candidates, key=_rank) if key is None else key
+    selection = _take(tree, states, candidates, chosen)
+    for name, tensor in selection.tensors.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point")
+    return selection
+
+
+def holds_generator(tree: Any) -> bool:
+    """Whether there is a generator in what a checkpoint holds, whole or not."""
+    return any(_candidates(_states(tree), ANCHOR))
+
+
+def _take(
+    tree: Any, states: Mapping[str, Mapping[str, Tensor]], candidates: Mapping[str, tuple[str, str]], chosen: str
+) -> Selection:
+    """One of several networks, each given by its state dict and the prefix of its keys there."""
     path, prefix = candidates[chosen]
     tensors = {name.removeprefix(prefix): t for name, t in states[path].items() if name.startswith(prefix)}
     for name, tensor in tensors.items():
-        _check(name, tensor)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise CheckpointError(f"{name} is sparse, quantised or empty storage; a dense tensor is needed")
     prefixes = tuple(p for other, p in candidates.values() if other == path)
     outside = sum(not name.startswith(prefixes) for name in states[path])
     dropped = _dropped(tree, chosen, [other for other, _ in candidates.values()]) if path else []
@@ -68,23 +85,30 @@ def select(tree: Any, key: str | None = None) -> Selection:
     )
 
 
-def _candidates(states: Mapping[str, Mapping[str, Tensor]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Name -> (state dict, prefix) of every generator; one that shares its state dict is named by its prefix too."""
+def _candidates(states: Mapping[str, Mapping[str, Tensor]], anchor: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Name -> (state dict, prefix) of every network with the key `anchor`; one that shares its state dict is named by
+    its prefix too."""
     for path, state in states.items():
-        prefixes = generator_prefixes(list(state))
+        prefixes = prefixes_before(anchor, list(state))
         for prefix in prefixes:
             own = prefix.rstrip(".") if len(prefixes) > 1 else ""
             yield ".".join(part for part in (path, own) if part), (path, prefix)
 
 
-def select_network(tree: Any, key: str | None, recognise: Callable[[Shapes], bool]) -> Selection | None:
-    """The first state dict that `recognise` knows by its shapes, `module.` removed; None if there is none."""
-    states = dict(_state_dicts(tree, "")) if isinstance(tree, Mapping) else {}
-    for name in sorted(states, key=_rank):
-        state = {k.removeprefix("module."): tensor for k, tensor in states[name].items()}
-        if key in (None, name) and recognise({k: tuple(tensor.shape) for k, tensor in state.items()}):
-            return Selection(state, name, (), tuple(_dropped(tree, name, [name])))
-    return None
+def select_network(tree: Any, key: str | None, anchor: str, recognise: Callable[[Shapes], bool]) -> Selection | None:
+    """The network with the key `anchor` that `recognise` knows by its shapes; None if there is none."""
+    states = _states(tree)
+    found = {
+        name: (path, prefix)
+        for name, (path, prefix) in _candidates(states, anchor)
+        if recognise({k.removeprefix(prefix): tuple(t.shape) for k, t in states[path].items() if k.startswith(prefix)})
+    }
+    chosen = [name for name in sorted(found, key=_rank) if key in (None, name)]
+    return _take(tree, states, found, chosen[0]) if chosen else None
+
+
+def _states(tree: Any) -> dict[str, dict[str, Tensor]]:
+    return dict(_state_dicts(tree, "")) if isinstance(tree, Mapping | list | tuple) else {}
 
 
 def _state_dicts(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -129,10 +153,3 @@ def _describe(states: Mapping[str, Mapping[str, Tensor]]) -> str:
 def _shown(tree: Any) -> str:
     names = [str(name)[:40] for name in list(tree)[:3]] if isinstance(tree, Mapping) else []
     return f" (only {', '.join(names)})" if names else ""
-
-
-def _check(name: str, tensor: Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"{name} is sparse, quantised or empty storage; a dense tensor is needed")
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"{name} is {str(tensor.dtype).removeprefix('torch.')}, not floating point")

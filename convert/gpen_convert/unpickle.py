@@ -84,6 +84,8 @@ def _check_zip(path: Path) -> None:
         ) from None
     if any(re.fullmatch(r"[^/]+/(code/.*|constants\.pkl)", name) for name in names):
         raise CheckpointError("a TorchScript archive, which carries code; the original checkpoint is needed")
+    if any("/aotinductor/" in name for name in names):
+        raise CheckpointError("a package compiled ahead of time (.pt2), which is used as it is; convert the original")
     if not pickles:
         inside = ", ".join(names[:3])
         raise CheckpointError(f"a zip archive, not a checkpoint (it holds {inside}); unpack it first")

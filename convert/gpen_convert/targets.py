@@ -1,0 +1,86 @@
+"""Where a conversion or an export writes, and what it may replace there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from gpen_convert.names import stem_of
+from gpen_core.ahead import SIDECAR
+from gpen_core.config import METADATA_KEY
+from gpen_core.errors import UsageError
+from gpen_core.files import exists, is_folder, same_file
+
+
+def output_path(source: Path, output: Path | None, suffix: str, name: str | None = None) -> Path:
+    """Where a conversion writes: `output`, or `name` in it if it is a folder, by default beside the source.
+
+    name: by default the source's, with `suffix` in the place of a checkpoint's suffix.
+    Raises UsageError if that is the source itself or no place for a file.
+    """
+    own = name or f"{stem_of(source.name)}{suffix}"
+    target = source.parent / own if output is None else output
+    if "\0" in str(target):
+        raise UsageError(f"{target}: no file name holds a NUL character")
+    if output is not None and is_folder(target):
+        target = target / own
+    if same_file(source, target):
+        raise UsageError(f"{target}: the output would replace its source; name another file with -o")
+    if target.suffix != suffix:
+        raise UsageError(f"{target}: the output must be named *{suffix}")
+    if is_folder(target):
+        raise UsageError(f"{target}: a folder is there; name the output with -o")
+    if not is_folder(target.parent):
+        raise UsageError(f"{target}: the folder {target.parent} does not exist")
+    return target
+
+
+def may_replace(target: Path, output: Path | None, source: Path, same: Callable[[Path], bool]) -> list[str]:
+    """Raises UsageError if a file that the user did not name would be replaced by something else.
+
+    same: whether a file is there for the same source. Returns a line for people if it is, and nothing if there is no
+    file, or if `output` names it.
+    """
+    named = output is not None and not is_folder(output)
+    if named or not (exists(target) or target.is_symlink()):
+        return []
+    if not same(target):
+        raise UsageError(
+            f"{target}: a file is there that was not made from {source}; name the output with -o (-o replaces a file)"
+        )
+    return ["replaced what was there from the same source"]
+
+
+def origin_of(path: Path) -> str:
+    """The sha256 of the original that a converted or exported file names, or "" if it names none. Raises nothing."""
+    properties = _properties(path)
+    try:
+        content = json.loads(properties.get(METADATA_KEY, "{}"))
+        origin = properties.get("source_sha256") or content["provenance"]["source_sha256"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return ""
+    return origin if isinstance(origin, str) else ""
+
+
+def _properties(path: Path) -> Mapping[str, str]:
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as opened:
+                return dict(opened.metadata() or {})
+        if path.suffix == ".pt2":
+            note = json.loads(Path(f"{path}{SIDECAR}").read_text(encoding="utf-8"))
+            return {METADATA_KEY: json.dumps(note["weights"])}
+        if importlib.util.find_spec("onnx") is None:
+            return {}
+        import onnx
+
+        model = onnx.load_model(str(path), load_external_data=False)
+        return {entry.key: entry.value for entry in model.metadata_props}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError):
+        return {}
+    except Exception:  # protobuf's DecodeError has no stable public home
+        return {}
