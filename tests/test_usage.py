@@ -164,7 +164,11 @@ ABOUT_THEMSELVES = {
     "config": {"--template"},
     "package_cache": {"--compile", "--cache"},
     "runtime": {"--compile", "--precision"},
+    # What a file that is no generator is for.
+    "runtime_onnx": {"--detector", "--mask", "--parser"},
     "runtime_pt2": {"--format", "--precision"},
+    # As "gpen-core convert --task".
+    "tasks": {"--task"},
 }
 
 
