@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from bench.cases import NETWORKS
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+# What lies between the convolutions of a large level.
+PASSES = ("up_kernel", "merge_kernel", "blur_kernel")
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md")
 
 
@@ -142,6 +145,46 @@ def stream(results: Path = RESULTS) -> str:
     return table(header, lines)
 
 
+def kind(kernel: str) -> str:
+    """Whose a kernel is."""
+    if kernel.endswith("_kernel"):
+        return f"`{kernel}`" if kernel in PASSES else "our other kernels"
+    if "fprop" in kernel or "dgrad" in kernel:
+        return "convolutions (cuDNN)"
+    return "matrix products (cuBLAS)" if "nvjet" in kernel or "cublas" in kernel else "else"
+
+
+def profile(results: Path = RESULTS) -> str:
+    """Milliseconds of each kind of kernel, for each batch."""
+    rows = json.loads((results / "profile.json").read_text())["rows"]
+    sums = [Counter[str]() for _ in rows]
+    for row, found in zip(rows, sums, strict=True):
+        for kernel in row["kernels"]:
+            found[kind(kernel["name"])] += kernel["ms"]
+    names = sorted({name for found in sums for name in found}, key=lambda name: -sums[-1][name])
+    lines = [[name, *(f"{found[name]:.2f}" for found in sums)] for name in names]
+    return table(["kernels", *(f"batch {row['batch']}, ms" for row in rows)], lines)
+
+
+def convolutions(results: Path = RESULTS) -> str:
+    """The large convolutions alone."""
+    found = json.loads((results / "profile.json").read_text())["convolutions"]
+    words = {"same": "keeps the size", "up": "doubles it", "down": "halves it"}
+    lines = [
+        [
+            words[one["kind"]],
+            f"{one['side']}",
+            f"{one['inputs']} to {one['outputs']}",
+            f"{one['ms']:.3f}",
+            f"{one['tflops']}",
+        ]
+        for one in found["layers"]
+    ]
+    total = sum(one["ms"] for one in found["layers"])
+    lines.append(["all", "", "", f"{total:.2f}", ""])
+    return table(["3x3 convolution", "side, px", "channels", f"ms at batch {found['batch']}", "TFLOP/s"], lines)
+
+
 def machines(results: Path = RESULTS) -> str:
     lines = []
     for path in sorted(results.glob("*.json")):
@@ -162,6 +205,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "worst": worst,
     "cpu": cpu,
     "stream": stream,
+    "profile": profile,
+    "convolutions": convolutions,
     "machines": machines,
 }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import fidelity, plots, report, stream
+from bench import fidelity, plots, profile, report, stream
 from bench.cases import SUITES, Case
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
@@ -222,6 +222,24 @@ def test_a_stream_of_photos_gives_a_row(as_stream: bool, tmp_path: Path) -> None
     (tmp_path / "stream.json").write_text(json.dumps({"suite": "stream", "rows": [row]}))
     assert f"| {100 * row['busy_share']:.0f} % |" in report.stream(tmp_path)
     assert "stream.json" in report.machines(tmp_path)
+
+
+def test_the_profile_holds_the_convolutions_of_the_network() -> None:
+    """And their work: that of the large levels is nearly all of an image's 274 GFLOP."""
+    layers = list(profile.convolutions(published_config(512)))
+    assert len({(layer.kind, layer.side) for layer in layers}) == 12
+    assert 0.9 * 274e9 < sum(layer.flop(1) for layer in layers) < 274e9
+    found = json.loads((report.RESULTS / "profile.json").read_text())["convolutions"]
+    for layer, row in zip(layers, found["layers"], strict=True):
+        assert {**asdict(layer), "ms": row["ms"], "tflops": round(layer.flop(8) / row["ms"] / 1e9)} == row
+
+
+def test_every_kernel_of_the_profile_is_told() -> None:
+    rows = json.loads((report.RESULTS / "profile.json").read_text())["rows"]
+    kinds = {report.kind(kernel["name"]) for row in rows for kernel in row["kernels"]}
+    assert {"convolutions (cuDNN)", "matrix products (cuBLAS)", "our other kernels", "`up_kernel`"} <= kinds
+    total = sum(float(line.split("|")[3]) for line in report.profile().splitlines()[2:])
+    assert total == pytest.approx(sum(kernel["ms"] for kernel in rows[1]["kernels"]), abs=0.05)
 
 
 def test_a_stream_that_nobody_measured(tmp_path: Path) -> None:
