@@ -12,6 +12,8 @@ import hashlib
 import json
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -187,7 +189,8 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
     """Compile a network for this machine, and write the package and the sealed sidecar beside it.
 
     network: float32 [B, 3, S, S] to float32 [B, 3, T, T] on the device, in whatever layout it shall run. Nothing else
-    is written. Raises OSError, and what PyTorch's compiler raises, which can be anything.
+    is written. Raises DeviceError for a compiler that does not go with PyTorch, OSError, and what PyTorch's compiler
+    raises, which can be anything.
     """
     from torch._inductor.utils import clear_inductor_caches
 
@@ -219,8 +222,24 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (example,), dynamic_shapes=dynamic, strict=False)
         torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)
+    require_loadable(package)
     sealed = sidecar.sealed(sha256(package))
     Path(f"{package}{SIDECAR}").write_text(sealed.encode(), encoding="utf-8")
+
+
+def require_loadable(package: Path) -> None:
+    """Raises DeviceError if a new package kills a process that loads it, before it can do so to this one.
+
+    It does where the C++ compiler is of a library that PyTorch's own does not mix with. Other troubles are not told
+    here: who loads the package meets them.
+    """
+    code = "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, -1)"
+    done = subprocess.run([sys.executable, "-I", "-c", code, package], capture_output=True, check=False)
+    if done.returncode < 0:
+        raise DeviceError(
+            f"what the C++ compiler made ends a process that loads it (signal {-done.returncode}): compiler and "
+            "PyTorch don't go together; name another compiler in the variable CXX"
+        )
 
 
 def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:

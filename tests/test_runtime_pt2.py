@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from gpen_core.ahead import (
     load_package,
     make_package,
     read_sidecar,
+    require_loadable,
 )
 from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
@@ -560,3 +564,19 @@ def test_threads_share_a_package_on_a_gpu(on_gpu: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         for one, other in zip(pool.map(network, images), alone, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("code", "dies"), [("import os; os.abort()", True), ("raise SystemExit(3)", False)])
+def test_a_package_that_kills_its_process_is_refused(
+    code: str, dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As packages do that a C++ compiler of another library made."""
+    started = subprocess.run
+
+    def instead(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return started([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr("gpen_core.ahead.subprocess.run", instead)
+    told = pytest.raises(DeviceError, match=r"signal 6.*CXX") if dies else nullcontext()
+    with told:
+        require_loadable(tmp_path / "net.pt2")
