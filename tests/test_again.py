@@ -27,8 +27,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "load",
         classmethod(lambda *a, **k: Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))),
     )
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
-    monkeypatch.setattr("gpen_core.cli._settings", lambda *networks, **others: str(sorted(others.items())))
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.fingerprint", lambda *networks, **others: str(sorted(others.items())))
     Path("in").mkdir()
     for i in range(2):
         assert cv2.imwrite(f"in/{i}.png", smooth_picture(120, 100, i))

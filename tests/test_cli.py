@@ -53,8 +53,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))
 
     monkeypatch.setattr(Restorer, "load", classmethod(load))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
-    monkeypatch.setattr("gpen_core.cli._settings", lambda *networks, **others: "the same")
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.fingerprint", lambda *networks, **others: "the same")
     return calls
 
 
@@ -190,7 +190,7 @@ def test_a_face_that_is_not_finite(
 ) -> None:
     restorer = Restorer(never_finite, config_of(), FixedDetector([face_at(60, 50, 64)]))
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert run_command(["enhance", "photo.png"]) == 3
     assert "1 failed" in capsys.readouterr().out
     assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
@@ -213,7 +213,7 @@ def test_enhance_hints_at_tilted_heads(
 ) -> None:
     restorer = Restorer(never_finite, config_of(), FixedDetector([]))
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert run_command(["enhance", "photo.png"]) == 0
     captured = capsys.readouterr()
     assert "0 faces" in one_line(captured.out)
@@ -328,7 +328,7 @@ def test_a_photo_without_faces_is_copied(
 ) -> None:
     restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     source = Path(f"empty{suffix}")
     assert cv2.imwrite(str(source), PICTURE)
     assert run_command(["enhance", str(source), "-o", "out"]) == 0
@@ -387,7 +387,7 @@ def test_what_is_not_coloured_is_copied(
     found = [face_at(60, 50, 64)] * faces
     restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector(found))
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert cv2.imwrite(name, PICTURE[..., 0] if "grey" in name else PICTURE)
     assert run_command(["colorize", name, "-o", "out/", "--strength", strength]) == 0
     assert (Path("out") / name).read_bytes() == Path(name).read_bytes()
@@ -659,7 +659,7 @@ def test_interruption(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Restorer, "load", interrupted)
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert run_command(["enhance", "photo.png"]) == 130
     assert "interrupted" in one_line(capsys.readouterr().err)
 

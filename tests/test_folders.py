@@ -621,11 +621,11 @@ def test_a_bar_on_a_terminal_only(album: Path) -> None:
 
     code = (
         "import sys\n"
-        "from gpen_core.cli import _say_json\n"
+        "from gpen_core.console import say_json\n"
         "from gpen_core.progress import bar\n"
         "with bar(int(sys.argv[1])) as advance:\n"
         "    for i in range(3):\n"
-        "        _say_json({'line': i, 'text': '[b]ä[/b] :smile: ' * 20})\n"
+        "        say_json({'line': i, 'text': '[b]ä[/b] :smile: ' * 20})\n"
         "        advance()\n"
     )
     inherited = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}

@@ -27,7 +27,8 @@ LAYERS = (
     ("runtime", "runtime_onnx", "runtime_pt2"),
     ("backend", "gather"),
     ("find", "selection", "restorer", "tasks"),
-    ("gallery", "batch", "doctor", "service", "usage", "cli", "__main__"),
+    ("gallery", "batch", "doctor", "service"),
+    ("console", "usage", "verbs", "cli", "__main__"),
 )
 ORDER = [name for group in LAYERS for name in group]
 CORE = Path(gpen_core.__file__).parent

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpen_convert.generator import convert_generator
-from gpen_core.cli import DETECT_SIZE, run_command
+from gpen_core.cli import run_command
 from gpen_core.config import ARCFACE_128_TEMPLATE, FFHQ_TEMPLATE, GPEN_TEMPLATE
 from gpen_core.detect import LONG_SIDE
 from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.parse import Parser, load_parser
 from gpen_core.restorer import Options, Restorer
 from gpen_core.types import Image
+from gpen_core.verbs import DETECT_SIZE
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture
 from tests.test_detect import CPU, CUDA, centerface_stub, with_providers
@@ -260,7 +261,7 @@ def colours(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return Restorer(half_red, replace(config, template=template), detector, parser=real.parser)
 
     monkeypatch.setattr(Restorer, "load", classmethod(loaded))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: name)
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert cv2.imwrite("grey.png", PICTURE.mean(2).astype(np.uint8))
     return home
 

@@ -71,7 +71,7 @@ def test_the_commands_work(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
         return restorer  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Restorer, "load", classmethod(without_detector))
-    monkeypatch.setattr("gpen_core.cli._detector", lambda name: "RetinaFace-R50.onnx")
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: "RetinaFace-R50.onnx")
     for arguments in commands():
         if arguments[1] == "ParseNet-latest.pth":
             continue

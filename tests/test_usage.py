@@ -14,7 +14,7 @@ import pytest
 import typer.main
 
 import gpen_core
-from gpen_core import cli
+from gpen_core import verbs
 from gpen_core.cli import app, run_command
 from gpen_core.restorer import Restorer
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
@@ -33,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         assert cv2.imwrite(name, np.minimum(smooth_picture(64, 64), 250))
     restorer = Restorer(without_channel_0, config_of(), FixedDetector([face_at(32, 32, 40)]))
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *networks, **options: restorer))
-    monkeypatch.setattr(cli, "_detector", lambda name: name)
-    monkeypatch.setattr(cli, "_settings", lambda *networks, **others: "the same")
+    monkeypatch.setattr(verbs, "find_detector", lambda name: name)
+    monkeypatch.setattr(verbs, "fingerprint", lambda *networks, **others: "the same")
     return tmp_path
 
 
@@ -149,6 +149,7 @@ def test_what_does_no_harm_is_a_warning(
 # Modules whose words are not those of all verbs. A hint may name the option that it is about: nobody meets it without.
 SPEAKERS = {
     "cli": (),
+    "verbs": (),
     "usage": (),
     "doctor": (),
     "config": (),
