@@ -46,6 +46,22 @@ def test_interpreted_kernels_equal_the_eager_network() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_one_trace_serves_every_batch() -> None:
+    """As a package for a GPU needs it. Tracing runs nothing, so it needs none."""
+    from gpen_core.kernels import FusedGenerator
+
+    config = GeneratorConfig(32, 64, (32, 32, 24, 16, 8), 16, 2)
+    network = FusedGenerator(random_generator(config), torch.device("cpu"), torch.float16, faces=4)
+    batches = {0: torch.export.Dim("batch", min=1, max=15)}
+    program = torch.export.export(network, (torch.zeros(2, 3, 32, 32),), dynamic_shapes=(batches,), strict=False)
+    assert [(limits.lower, limits.upper) for limits in program.range_constraints.values()] == [(1, 15)]
+    launched = [node for node in program.graph.nodes if "triton_kernel" in str(node.target)]
+    # Colour, latent, mapping, styles, demodulation, and at least one for each level of encoder and decoder.
+    assert len(launched) > 5 + 3 + 2 * 4
+    output = program.graph_module.graph.output_node().args[0][0].meta["val"]
+    assert output.shape[1:] == (3, 64, 64)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "config", [published_config(256, 0.5, 1), GeneratorConfig(64, 128, (128, 128, 96, 64, 32, 16), 64, 2)]
