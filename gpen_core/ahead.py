@@ -42,6 +42,8 @@ BATCHES = (1, 15)
 # What compilers make use of unasked when they build for the processor they run on.
 FEATURES = re.compile(r"(avx|sse|ssse|fma|bmi|amx|f16c|movbe|popcnt|abm|adx|sha|vaes|vpclmulqdq|gfni)")
 MOST_JSON = 1 << 20
+# How PyTorch's loader tells that it could not unpack a package, or not run what it unpacked.
+UNPACKING = ("Failed to extract", "failed to map segment")
 # More than any processor's threads, so that loops over few faces are shared out by rows as well.
 THREADS = 64
 
@@ -376,7 +378,9 @@ def _open(path: Path, device: torch.device) -> Network:
         opened = loader(str(path), "model")  # type: ignore[call-arg,unused-ignore]
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{path}: PyTorch can't load it ({first})") from None
+        unpacking = any(words in first for words in UNPACKING)
+        hint = "; PyTorch unpacks packages in /tmp, which must have room and allow execution" if unpacking else ""
+        raise CheckpointError(f"{path}: PyTorch can't load it ({first}){hint}") from None
     # What can be recorded leaves the order of its calls to others.
     turn = threading.Lock() if alone else nullcontext()
 

@@ -580,3 +580,25 @@ def test_a_package_that_kills_its_process_is_refused(
     told = pytest.raises(DeviceError, match=r"signal 6.*CXX") if dies else nullcontext()
     with told:
         require_loadable(tmp_path / "net.pt2")
+
+
+@pytest.mark.parametrize(
+    ("words", "hinted"),
+    [
+        ("Error in dlopen: /tmp/a/b.so: failed to map segment from shared object", True),
+        ("Failed to extract zip file a.so to destination file /tmp/a/a.so, mz_zip error string: write failed", True),
+        ("file in archive is not in a subdirectory", False),
+    ],
+)
+def test_a_package_that_can_not_be_unpacked(
+    words: str, hinted: bool, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError(f"{words}\nException raised from somewhere")
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", fail)
+    with pytest.raises(CheckpointError) as told:
+        load_package(made, CPU)
+    assert words in str(told.value)
+    assert ("/tmp, which must have room and allow execution" in str(told.value)) == hinted
+    assert "Exception" not in str(told.value)
