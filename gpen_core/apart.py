@@ -52,7 +52,7 @@ def require_apart(read: Iterable[Read], written: Iterable[Written]) -> None:
         if replaced is not None:
             raise _replacing(one, replaced)
         if spelled in taken:
-            raise UsageError(f"{one.path}: both {taken[spelled].what} and {one.what} would be written there")
+            raise UsageError(f"{one.path}: {_both(taken[spelled].what, one.what)}")
         taken[spelled] = one
     for folder in spelling.folders(one.path for one in (*files, *families)):
         if folder in taken:
@@ -70,8 +70,7 @@ def require_apart(read: Iterable[Read], written: Iterable[Written]) -> None:
             raise _replacing(Written(replaced.path, many.what), replaced)
     for spelled, other in taken.items():
         if (many := family(*os.path.split(spelled))) is not None:
-            both = f"both {other.what} and {many.what} would be written there"
-            raise UsageError(f"{other.path}: {both}; choose another folder")
+            raise UsageError(f"{other.path}: {_both(other.what, many.what)}; choose another folder")
     for place in {one.path.parent for one in families}:
         for path in _entries(place):
             linked = by_identity.get(identity(path) or (0, 0))
@@ -139,3 +138,10 @@ def _replacing(written: Written, read: Read) -> UsageError:
         return UsageError(f"{written.path}: the output would replace its source; choose another with -o")
     which = "" if read.path == written.path else f", {read.path}"
     return UsageError(f"{written.path}: {written.what} would replace {read.what}{which}")
+
+
+def _both(one: str, other: str) -> str:
+    """What is wrong with two things in one place. The same twice is a photo that was named twice."""
+    if one == other:
+        return f"{one} would be written there twice"
+    return f"both {one} and {other} would be written there"

@@ -173,6 +173,11 @@ def test_nothing_is_written_twice(
     assert refused(["enhance", "in", "-o", "out", *arguments], capsys).startswith(f"gpen-core: {line}")
 
 
+def test_a_photo_that_is_named_twice(folder: Path, loaded: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(["enhance", "in/a.png", "in/a.png", "-o", "out"], capsys)
+    assert "out/a.png: the output of in/a.png would be written there twice" in line
+
+
 def test_the_record_of_a_folder_replaces_nothing(
     folder: Path, loaded: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
