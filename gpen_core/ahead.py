@@ -12,6 +12,7 @@ import hashlib
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,7 @@ BATCHES = (1, 15)
 FEATURES = re.compile(r"(avx|sse|ssse|fma|bmi|amx|f16c|movbe|popcnt|abm|adx|sha|vaes|vpclmulqdq|gfni)")
 MOST_JSON = 1 << 20
 # How PyTorch's loader tells that it could not unpack a package, or not run what it unpacked.
+LEFT_BEHIND = re.compile(r"(/\S*/aotinductor_\w{6})/")
 UNPACKING = ("Failed to extract", "failed to map segment")
 # More than any processor's threads, so that loops over few faces are shared out by rows as well.
 THREADS = 64
@@ -229,6 +231,13 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
     Path(f"{package}{SIDECAR}").write_text(sealed.encode(), encoding="utf-8")
 
 
+def why_not_compiled(error: Exception) -> str:
+    """What a compiler's exception says, in one line: what it is, and the first error of the C++ compiler in it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    cause = next((line.strip() for line in lines[1:] if "error:" in line), "")
+    return f"{lines[0].strip()}{f': {cause}' if cause else ''}"
+
+
 def require_loadable(package: Path) -> None:
     """Raises DeviceError if a new package kills a process that loads it, before it can do so to this one.
 
@@ -292,6 +301,8 @@ def read_sidecar(path: Path) -> Sidecar:
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     try:
+        if beside.exists() and not beside.is_file():
+            raise CheckpointError(f"{beside}: not a file")
         if beside.stat().st_size > MOST_JSON:
             raise CheckpointError(f"{beside}: too large for a sidecar")
         sidecar = Sidecar.decode(beside.read_text(encoding="utf-8"))
@@ -379,6 +390,10 @@ def _open(path: Path, device: torch.device) -> Network:
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
         unpacking = any(words in first for words in UNPACKING)
+        left = LEFT_BEHIND.search(first)
+        if left is not None:
+            # PyTorch leaves there what it unpacked.
+            shutil.rmtree(left[1], ignore_errors=True)
         hint = "; PyTorch unpacks packages in /tmp, which must have room and allow execution" if unpacking else ""
         raise CheckpointError(f"{path}: PyTorch can't load it ({first}){hint}") from None
     # What can be recorded leaves the order of its calls to others.

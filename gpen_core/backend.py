@@ -191,8 +191,9 @@ def find_weights(weights: str | Path, backend: str = "auto") -> Path:
         raise _advised(error, weights) if suffixes == (ONNX,) else error from None
     is_onnx = path.suffix.lower() == ONNX
     if backend == "onnx" and not is_onnx:
+        source = "the weights it was made from" if path.suffix.lower() == PACKAGE else path
         raise UsageError(
-            f"{path}: --backend onnx runs .onnx files; make one with: gpen-core export {path} --format onnx"
+            f"{path}: --backend onnx runs .onnx files; make one with: gpen-core export {source} --format onnx"
         )
     if backend == "torch" and is_onnx:
         raise UsageError(f"{path}: --backend torch can't run an ONNX file; leave it out or say --backend onnx")

@@ -168,6 +168,8 @@ def describe_foreign(start: bytes) -> str:
     for magic, name in ARCHIVES.items():
         if start.startswith(magic):
             return f"a {name} archive; unpack it first"
+    if start.startswith(b"PK\x03\x04") and b"/data/aotinductor/" in start:
+        return "a package compiled ahead of time, not safetensors; it is for enhance --weights, as it is"
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return "a PyTorch checkpoint or another pickle, not safetensors; convert it first with: gpen-core convert"
     if start.startswith(b"\x08"):

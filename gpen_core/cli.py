@@ -366,7 +366,7 @@ def seg2face(
     process(inputs, output, recursive, options, Files(), networks, None, False, None, json_lines, "seg2face", task)
 
 
-@app.command()
+@app.command(cls=Verb)
 def doctor(
     weights: Annotated[
         str, typer.Option(help="Converted weights: a path or a name from `weights list`; auto: one for each size.")
@@ -389,7 +389,7 @@ def doctor(
     raise typer.Exit(ExitCode.OK if works(found) else ExitCode.NOTHING_DONE)
 
 
-@app.command()
+@app.command(cls=Verb)
 def convert(
     source: Annotated[
         Path,
@@ -461,7 +461,7 @@ def convert(
         say(line)
 
 
-@app.command()
+@app.command(cls=Verb)
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
     format: Annotated[str, typer.Option("--format", help="onnx, or pt2: compiled for this machine's kind.")],
@@ -489,7 +489,7 @@ def export(
         say(line)
 
 
-@app.command("compile")
+@app.command("compile", cls=Verb)
 def compile_ahead(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Converted weights: a path or a name.")],
     cache: Annotated[Path, typer.Option(help="The folder to fill.")],
@@ -518,7 +518,7 @@ def compile_ahead(
     say(f"filled {cache}{f' and {cache / ARTEFACT}' if whole else ''}: {runtime.description}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def info(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Converted or exported weights.", readable=False)],
 ) -> None:

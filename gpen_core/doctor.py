@@ -237,6 +237,10 @@ def _load_metadata(path: Path) -> str:
     from gpen_core.backend import require_torch
 
     require_torch()
+    if path.suffix.lower() == ".pt2":
+        from gpen_core.runtime_pt2 import survey
+
+        return _sizes(survey(path)[0])
     from gpen_core.checkpoint import read_metadata
 
     return _sizes(read_metadata(path).config)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one
+from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one, why_not_compiled
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
@@ -555,8 +555,9 @@ def compiled_ahead(generator: Generator, precision: str, cache: Path | None = No
             network = load_package(package, device)[1]
         # A compiler raises anything.
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise DeviceError(f"--compile: AOTInductor failed ({first}); leave --compile out") from error
+            raise DeviceError(
+                f"--compile: AOTInductor failed ({why_not_compiled(error)}); leave --compile out"
+            ) from error
         if writable:
             try:
                 kept.keep(package, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from torch.torch_version import TorchVersion
 import gpen_weights
 from gpen_convert import export
 from gpen_convert.export import difference, export_generator, probe
-from gpen_core import ahead, runtime_pt2
+from gpen_core import ahead, doctor, runtime_pt2
 from gpen_core.ahead import (
     BATCHES,
     ONE,
@@ -602,3 +603,46 @@ def test_a_package_that_can_not_be_unpacked(
     assert words in str(told.value)
     assert ("/tmp, which must have room and allow execution" in str(told.value)) == hinted
     assert "Exception" not in str(told.value)
+
+
+def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: object) -> None:
+        raise RuntimeError("CppCompileError: C++ compile error\n\nOutput:\ng++: fatal error: no cc1plus\n  more")
+
+    monkeypatch.setattr(export, "make_package", fail)
+    source = converted(tmp_path, SMALL)
+    with pytest.raises(DeviceError, match=r"compile error: g\+\+: fatal error: no cc1plus\)$"):
+        export_generator(source, format="pt2")
+    assert sorted(tmp_path.glob("*.pt2*")) == []
+
+
+def test_what_a_failed_load_unpacked_is_removed(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / "aotinductor_aB3xY9"
+    (left / "data").mkdir(parents=True)
+
+    def fail(*given: object) -> None:
+        raise RuntimeError(f"Error in dlopen: {left}/data/a.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", fail)
+    with pytest.raises(CheckpointError, match="failed to map segment"):
+        load_package(made, CPU)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sidecar_that_is_no_file(made: Path, tmp_path: Path) -> None:
+    package = tmp_path / "net.pt2"
+    shutil.copyfile(made, package)
+    beside = Path(f"{package}.json")
+    for make in (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        make(beside)
+        with pytest.raises(CheckpointError, match=r"net\.pt2\.json: not a file"):
+            read_sidecar(package)
+        beside.rmdir() if beside.is_dir() else beside.unlink()
+
+
+def test_a_package_is_known_as_one(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = read_sidecar(made).weights.config
+    assert doctor._load_metadata(made) == f"{config.input_size} -> {config.output_size} px"
+    shutil.copyfile(made, tmp_path / "net.safetensors")
+    assert run_command(["info", str(tmp_path / "net.safetensors")]) == 2
+    assert "a package compiled ahead of time, not safetensors" in capsys.readouterr().err

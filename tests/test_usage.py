@@ -308,3 +308,17 @@ def test_empty_values(verb: str, folder: Path, capsys: pytest.CaptureFixture[str
     if verb == "enhance":
         for option in ("--save-faces", "--report", "--cache"):
             assert error([verb, "photo.png", option, ""], capsys) == f"{option}: an empty file name or value"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "a.safetensors", "--format", "onnx", "-o", "a.onnx", "-o", "b.onnx"],
+        ["compile", "a.safetensors", "--cache", "c", "--cache", "d"],
+        ["convert", "a.pth", "-o", "a.safetensors", "-o", "b.safetensors"],
+        ["doctor", "--weights", "a", "--weights", "b"],
+    ],
+)
+def test_other_commands_take_one_value_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) == 1
+    assert f"is given 2 times; {arguments[0]} takes one" in capsys.readouterr().err

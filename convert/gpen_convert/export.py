@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from gpen_convert import to_onnx
 from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_core import __version__
-from gpen_core.ahead import SIDECAR, Fixed, Sidecar, describe_machine, load_package, make_package
+from gpen_core.ahead import SIDECAR, Fixed, Sidecar, describe_machine, load_package, make_package, why_not_compiled
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
-from gpen_core.errors import CheckpointError, DeviceError, UsageError
+from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
 from gpen_core.files import replacing, sha256
 from gpen_core.model import Generator
 from gpen_core.runtime import (
@@ -149,7 +149,13 @@ def export_package(
         network = form_for_gpu(generator, dtype, device)
     with tempfile.TemporaryDirectory(prefix="gpen-core-") as folder:
         package = Path(folder) / f"package{FORMATS['pt2']}"
-        make_package(network, package, facts, device)
+        try:
+            make_package(network, package, facts, device)
+        except GpenError:
+            raise
+        # A compiler raises anything.
+        except Exception as error:
+            raise DeviceError(f"--format pt2: AOTInductor failed ({why_not_compiled(error)})") from error
         run = load_package(package, device)[1]
         # As it will run: on a GPU, PyTorch left to itself rounds float32 to TF32.
         with switches(device, dtype, RuntimeOptions()):
