@@ -10,7 +10,7 @@ NETWORKS = {
     "shared": "shared weights, eager",
     "inductor": "shared weights, torch.compile (on a GPU with CUDA graphs)",
     "ahead": "minimal filters in fp32, compiled ahead of time, as --compile does on a CPU",
-    "package": "a package of export --format pt2 (on a GPU with CUDA graphs)",
+    "package": "a package of export --format pt2, Triton hidden (on a GPU with CUDA graphs)",
     "kernels-eager": "our kernels, eager",
     "kernels": "our kernels and CUDA graphs",
     "reference": "the real original ($GPEN_REFERENCE), eager",
@@ -62,7 +62,7 @@ WATERFALL = (
 )
 SIZES = tuple(Case("kernels", "fp16", "cuda", size, (1, 4), fidelity=False) for size in (256, 1024, 2048))
 # What `export --format pt2` makes, beside what `--compile` runs.
-EXPORTED = (Case("package", "fp16", "cuda", fidelity=False),)
+EXPORTED = (Case("package", "fp16", "cuda", 256, (1, 4)), Case("package", "fp16", "cuda", batches=(1, 4, 8)))
 ON_CPU = (
     Case("ahead", "fp32", "cpu", batches=(1,), warm=True),
     Case("package", "fp32", "cpu", batches=(1,), fidelity=False),

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +43,8 @@ def build(case: Case, device: torch.device) -> Network:
         return foreign(case)
     if case.network.startswith("reference"):
         return reference(case, device, dtype)
+    if case.network == "package":
+        return exported(case)
     generator = random_generator(config)
     if case.network.startswith("kernels"):
         from gpen_core.kernels import FusedGenerator
@@ -49,8 +52,6 @@ def build(case: Case, device: torch.device) -> Network:
         return FusedGenerator(generator, device, dtype)
     if case.network == "ahead":
         return first_compiled(generator, case.precision)
-    if case.network == "package":
-        return exported(generator, case.precision, device)
     generator = generator.to(device)
     if device.type == "cuda":
         generator = generator.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -77,12 +78,24 @@ def first_compiled(generator: Generator, precision: str) -> Network:
     return network
 
 
-def exported(generator: Generator, precision: str, device: torch.device) -> Network:
-    """What is in a package of `export --format pt2`."""
+def exported(case: Case) -> Network:
+    """What is in a package of `export --format pt2`, made by another process: this one has no compiler, no Triton."""
     package = Path(tempfile.mkdtemp()) / "network.pt2"
+    command = [sys.executable, "-m", "bench.measure", json.dumps(case.to_dict()), str(package)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit((done.stderr.strip().splitlines() or ["no package was made"])[-1])
+    os.environ["PATH"] = ""
+    if sys.modules.setdefault("triton", None) is not None:  # type: ignore[arg-type]
+        raise SystemExit("Triton is imported already: it can't be hidden")
+    return load_package(package, torch.device(case.device))[1]
+
+
+def export(case: Case, package: Path) -> None:
+    """Make the package of a case."""
+    generator = random_generator(config_of(case))
     metadata = WeightsMetadata(generator.config, Provenance("random weights", "0" * 64))
-    export_package(generator, metadata, package, precision, device, "0" * 64)
-    return load_package(package, device)[1]
+    export_package(generator, metadata, package, case.precision, torch.device(case.device), "0" * 64)
 
 
 def config_of(case: Case) -> GeneratorConfig:
@@ -274,6 +287,9 @@ def cpu_name() -> str:
 
 if __name__ == "__main__":
     asked = Case.from_dict(json.loads(sys.argv[1]))
+    if sys.argv[2:]:
+        export(asked, Path(sys.argv[2]))
+        raise SystemExit
     if asked.keeps_memory:
         keep_freed_memory()
     print(json.dumps({**measure(asked), "machine": machine()}))

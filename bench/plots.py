@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.cases import NETWORKS
-from bench.report import RESULTS, ROOT, load, per_image, steps
+from bench.report import RESULTS, ROOT, at_512, per_image, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,10 +37,10 @@ def waterfall(results: Path = RESULTS) -> Numbers:
 
 
 def fidelity(results: Path = RESULTS) -> Numbers:
-    """Milliseconds at batch 1 and the lowest PSNR over the inputs, in dB, of every row that was compared."""
+    """Milliseconds at batch 1 and the lowest PSNR over the inputs, in dB, of every row that was compared at 512 px."""
     found = []
     for name in ("h200", "cpu"):
-        for row in load(name, results):
+        for row in at_512(name, results):
             pictures = list(row.get("fidelity", {}).values())
             if not pictures or not all(picture["finite"] for picture in pictures):
                 continue

@@ -29,6 +29,10 @@ def load(name: str, results: Path = RESULTS) -> list[Row]:
     return [row for row in rows if "batches" in row]
 
 
+def at_512(name: str, results: Path = RESULTS) -> list[Row]:
+    return [row for row in load(name, results) if row["case"]["size"] == 512]
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -55,7 +59,7 @@ def step(row: Row) -> tuple[int, int]:
 
 def steps(results: Path = RESULTS) -> list[Row]:
     """The rows of the waterfall in its order."""
-    return sorted((row for row in load("h200", results) if row["case"]["size"] == 512), key=step)
+    return sorted(at_512("h200", results), key=step)
 
 
 def waterfall(results: Path = RESULTS) -> str:
@@ -86,12 +90,34 @@ def batches(results: Path = RESULTS) -> str:
     return table(["size", "batch", "median, ms", "p90, ms", "ms an image", "MB above weights", "first call, s"], lines)
 
 
+def packages(results: Path = RESULTS) -> str:
+    """A package on a GPU beside the kernels that `--compile` runs there."""
+    rows = load("h200", results)
+    kernels = {
+        row["case"]["size"]: row["batches"]
+        for row in rows
+        if (row["case"]["network"], row["case"]["precision"]) == ("kernels", "fp16")
+    }
+    lines = []
+    for row in rows:
+        size = row["case"]["size"]
+        if row["case"]["network"] != "package":
+            continue
+        for batch in sorted(row["batches"].keys() & kernels[size].keys(), key=int):
+            ours, compiled = row["batches"][batch]["median_ms"], kernels[size][batch]["median_ms"]
+            cells = [f"{size}", batch, f"{compiled:.3f}", f"{ours:.3f}", f"{100 * (ours / compiled - 1):+.1f} %"]
+            lowest = min(found["psnr_db"] for found in row["fidelity"].values())
+            lines.append([*cells, f"{row['batches'][batch]['first_s']:.1f}", f"{lowest:.1f}"])
+    header = ["size", "batch", "`--compile`, ms", "package, ms", "difference", "first call, s", "lowest PSNR, dB"]
+    return table(header, lines)
+
+
 def fidelity(results: Path = RESULTS) -> str:
     lines = []
     for name in ("h200", "cpu"):
         if not (results / f"{name}.json").exists():
             continue
-        for row in load(name, results):
+        for row in at_512(name, results):
             for picture, found in row.get("fidelity", {}).items():
                 cells = [row["case"]["device"], row["title"], picture]
                 if not found["finite"]:
@@ -105,7 +131,7 @@ def fidelity(results: Path = RESULTS) -> str:
 def worst(results: Path = RESULTS) -> str:
     """The fidelity of each network at its lowest over the inputs."""
     lines = []
-    for row in load("h200", results):
+    for row in at_512("h200", results):
         found = list(row.get("fidelity", {}).values())
         if not found:
             continue
@@ -201,6 +227,7 @@ def machines(results: Path = RESULTS) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "waterfall": waterfall,
     "batches": batches,
+    "packages": packages,
     "fidelity": fidelity,
     "worst": worst,
     "cpu": cpu,

@@ -207,8 +207,6 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         "aot_inductor.metadata": sidecar.binding(),
         # Lays a CPU's weights out for its kernels while compiling.
         "freezing": device.type == "cpu",
-        # Else a batch of unknown size would keep a GPU's convolutions from channels-last.
-        "force_layout_optimization": device.type == "cuda",
         # Else the number of this process's threads would be a constant of the code.
         "cpp.dynamic_threads": True,
         "cpp.threads": THREADS,
@@ -222,6 +220,9 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         # PyTorch remembers files of its folder, before and after.
         clear_inductor_caches()
         stack.callback(clear_inductor_caches)
+        # Export looks at convolutions with cuDNN switched off. The compiler, which asks again with cuDNN, would get the
+        # remembered answer, a contiguous result, and copy each map to and from that layout, or read it wrongly.
+        stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
         # What export and the compiler deprecate in themselves.
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (example,), dynamic_shapes=dynamic, strict=False)
@@ -398,8 +399,13 @@ def _open(path: Path, device: torch.device) -> Network:
         raise CheckpointError(f"{path}: PyTorch can't load it ({first}){hint}") from None
     # What can be recorded leaves the order of its calls to others.
     turn = threading.Lock() if alone else nullcontext()
+    thread = threading.local()
 
     def code(image: Tensor) -> Tensor:
+        if device.type == "cuda" and not hasattr(thread, "ready"):
+            # A package launches its kernels past the library that gives a thread its GPU at the first use.
+            torch.zeros(1, device=device)
+            thread.ready = True
         with turn:
             result: Tensor = opened.run([image])[0]
         return result

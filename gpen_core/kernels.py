@@ -283,7 +283,7 @@ def up_kernel(
         f = tl.load(features + pixel * channels + c[None, :], mask=inside, other=0).to(tl.float32)
         if RAW:
             f = leaky(f + pre)
-        f = leaky(f * features_gain + b2) * s2
+        f = leaky(f * tl.cast(features_gain, tl.float32) + b2) * s2
         target = out + pixel * (2 * channels) + c[None, :]
         tl.store(target, value.to(out.dtype.element_ty), mask=inside)
         tl.store(target + channels, f.to(out.dtype.element_ty), mask=inside)
@@ -341,7 +341,7 @@ def merge_kernel(
     v = leaky(v * g + b1)
     if RAW:
         f = leaky(f + pre)
-    f = leaky(f * features_gain + b2)
+    f = leaky(f * tl.cast(features_gain, tl.float32) + b2)
     if STORE:
         target = out + p[:, None] * (2 * channels) + c[None, :]
         tl.store(target, (v * s1).to(out.dtype.element_ty), mask=inside)
@@ -452,7 +452,8 @@ class FusedGenerator(nn.Module):
             Affine(kernel(layer.weight), exact(layer.bias), float(layer.feature_gain)) for layer in layers
         )
         to_rgb = [parameters(f"to_rgb.{i}") for i in range(len(generator.to_rgb))]
-        self.to_rgb = nn.ModuleList(Affine(exact(weight.flatten(1)), exact(bias)) for weight, bias in to_rgb)
+        # Of two axes: so short a vector a compiler would take into its code, and write anew at each call.
+        self.to_rgb = nn.ModuleList(Affine(exact(weight.flatten(1)), exact(bias[None])) for weight, bias in to_rgb)
         maps = [m.to(device, dtype).permute(0, 2, 3, 1).contiguous() for m in generator.noise()]
         self.noise = nn.ParameterList(nn.Parameter(m, requires_grad=False) for m in maps)
         self.slots: dict[str, slice] = {}

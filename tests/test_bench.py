@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench import fidelity, plots, profile, report, stream
 from bench.cases import SUITES, Case
+from bench.measure import export as make
 from bench.measure import measure, summary
 from bench.model import legacy_tensors, published_config, random_generator
 from bench.original import Original
@@ -135,7 +140,16 @@ def test_the_compiled_case_is_what_the_option_runs(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_exported_case_is_what_export_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
+    """Made by another process, and run where there is neither Triton nor a compiler."""
+    written: list[tuple[Generator, Path, str, torch.device]] = []
+    fails = False
+
+    def elsewhere(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:3] == ["-m", "bench.measure"]
+        if fails:
+            return subprocess.CompletedProcess(command, 1, "", "Traceback\nDeviceError: no compiler\n")
+        make(Case.from_dict(json.loads(command[3])), Path(command[4]))
+        return subprocess.CompletedProcess(command, 0, "", "")
 
     def export(
         generator: Generator, metadata: WeightsMetadata, target: Path, dtype: str, device: torch.device, digest: str
@@ -145,15 +159,33 @@ def test_the_exported_case_is_what_export_writes(monkeypatch: pytest.MonkeyPatch
     def load(path: Path, device: torch.device) -> tuple[None, Network]:
         ((generator, target, *_),) = written
         assert path == target
+        assert os.environ["PATH"] == "" and sys.modules["triton"] is None
         return None, generator
 
     monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
     monkeypatch.setattr("bench.measure.export_package", export)
     monkeypatch.setattr("bench.measure.load_package", load)
+    monkeypatch.setattr("bench.measure.subprocess.run", elsewhere)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    monkeypatch.setitem(sys.modules, "triton", None)
     (case,) = [case for case in SUITES["cpu"] if case.network == "package"]
     row = measure(replace(case, size=32, fidelity=True))
     assert written[0][2:] == ("fp32", CPU)
     assert row["fidelity"]["photo"]["psnr_db"] > 80
+    fails = True
+    with pytest.raises(SystemExit, match="DeviceError: no compiler"):
+        measure(replace(case, size=32))
+
+
+def test_packages_stand_beside_what_compile_runs(tmp_path: Path) -> None:
+    def row(network: str, size: int, times: dict[str, float]) -> dict[str, Any]:
+        batches = {batch: {"median_ms": ms, "first_s": 0.5} for batch, ms in times.items()}
+        case = {"network": network, "precision": "fp16", "size": size}
+        return {"case": case, "batches": batches, "fidelity": {"black": {"psnr_db": 70}, "photo": {"psnr_db": 66}}}
+
+    rows = [row("kernels", 256, {"1": 0.5, "4": 1.0}), row("package", 256, {"1": 0.51, "8": 3})]
+    (tmp_path / "h200.json").write_text(json.dumps({"rows": [*rows, row("kernels", 512, {"1": 2.0})]}))
+    assert report.packages(tmp_path).splitlines()[2:] == ["| 256 | 1 | 0.500 | 0.510 | +2.0 % | 0.5 | 66.0 |"]
 
 
 def test_pages_show_the_results() -> None:

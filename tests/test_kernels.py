@@ -46,6 +46,23 @@ def test_interpreted_kernels_equal_the_eager_network() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_kernels_compute_nothing_in_double_precision() -> None:
+    """A package hands numbers over as float64, and one that is not rounded at once makes all it meets float64."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from gpen_core.kernels import merge_kernel, up_kernel
+
+    tiles = {"up_kernel": {"TY": 2, "TX": 2, "UNROLL": 1}, "merge_kernel": {"STORE": True, "SKIP": True, "BP": 4}}
+    for kernel in (up_kernel, merge_kernel):
+        fixed = {**tiles[kernel.__name__], "RAW": True, "BC": 16}
+        tensors = ("x", "out", "rgb", "skip", "features", "bias", "gain", "scale", "features_bias")
+        kinds = dict.fromkeys((*tensors, "w_rgb", "b_rgb", "s_rgb"), "*fp32") | {"features_gain": "fp64"}
+        signature = {name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names}
+        code = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+        assert [line.split()[0] for line in code.splitlines() if ".f64" in line] == [".param", "cvt.rn.f32.f64"]
+
+
 def test_one_trace_serves_every_batch() -> None:
     """As a package for a GPU needs it. Tracing runs nothing, so it needs none."""
     from gpen_core.kernels import FusedGenerator

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.torch_version import TorchVersion
 
 import gpen_weights
@@ -506,6 +507,22 @@ def test_each_batch_size_is_recorded_once_and_results_outlive_the_next_replay(ma
     replayed.forget()
     runtime(given[0][:1])
     assert replayed.recorded == [8, 4, 1]
+
+
+def test_the_compiler_asks_anew_how_results_lie_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export looks at convolutions with cuDNN and oneDNN off, and what it saw is no answer for the compiler."""
+    kept: list[bool] = []
+
+    def compiler(program: torch.export.ExportedProgram, **options: Any) -> None:
+        values = [node.meta["val"] for node in program.graph.nodes if "val" in node.meta]
+        kept.extend(value.fake_mode.cache_enabled for value in values if isinstance(value, FakeTensor))
+        raise DeviceError("enough")
+
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", compiler)
+    source = converted(tmp_path, SMALL)
+    with pytest.raises(DeviceError, match="enough"):
+        export_generator(source, format="pt2")
+    assert kept and not any(kept)
 
 
 # On a GPU.
