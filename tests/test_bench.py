@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_the_exported_case_is_what_export_writes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("bench.measure.config_of", lambda case: CONFIG)
     monkeypatch.setattr("bench.measure.export_package", export)
     monkeypatch.setattr("bench.measure.load_package", load)
-    monkeypatch.setattr("bench.measure.subprocess.run", elsewhere)
+    monkeypatch.setattr("bench.measure.subprocess", SimpleNamespace(run=elsewhere, PIPE=subprocess.PIPE))
     monkeypatch.setenv("PATH", os.environ["PATH"])
     monkeypatch.setitem(sys.modules, "triton", None)
     (case,) = [case for case in SUITES["cpu"] if case.network == "package"]
