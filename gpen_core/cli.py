@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gpen_core.console import complain, say
+from gpen_core.console import complain, open_closed, say, spoilt
 from gpen_core.errors import ExitCode, GpenError, UsageError
 from gpen_core.memory import keep_freed_memory
 from gpen_core.usage import Verb, require_possible, typed_options
@@ -574,6 +574,7 @@ def options_of_all(
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and leave the process with its exit code. SIGTERM ends it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    open_closed()
     keep_freed_memory()
     sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
@@ -585,7 +586,7 @@ def run_command(arguments: list[str]) -> int:
         result = int(app(arguments, prog_name="gpen-core", standalone_mode=False) or ExitCode.OK)
         if result == ExitCode.INTERRUPTED:
             complain("gpen-core: interrupted")
-        return result
+        return ExitCode.SOME_FAILED if spoilt() and result == ExitCode.OK else result
     except GpenError as error:
         complain(f"gpen-core: {_one_line(str(error))}")
         return error.exit_code

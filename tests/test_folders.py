@@ -615,6 +615,39 @@ def test_a_reader_that_goes_away_ends_nothing(album: Path) -> None:
     assert len(tree(Path("out"))) == 30
 
 
+ENHANCE = 'exec "$0" -m gpen_core enhance faces -o out --aligned --weights w.safetensors --device cpu '
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs the shell of Unix")
+@pytest.mark.parametrize(
+    ("shell", "code", "told"),
+    [
+        (f"{ENHANCE} 2>&-", 3, None),
+        (f"{ENHANCE} >&- 2>&-", 3, None),
+        (f"{ENHANCE} <&- >&-", 3, "faces/0.png"),
+        (f"(({ENHANCE}); echo $? >code) 2>&1 >/dev/null | true; exit $(cat code)", 3, None),
+        (f"{ENHANCE} 2>/dev/full", 3, None),
+        (f"{ENHANCE} >/dev/full", 3, "gpen-core: standard output: No space left on device"),
+        ('exec "$0" -m gpen_core info w.safetensors >/dev/full', 3, "gpen-core: standard output: No space left"),
+    ],
+)
+def test_what_cannot_be_told_ends_nothing(album: Path, shell: str, code: int, told: str | None) -> None:
+    torch.save(legacy_state(TINY), "old.pth")
+    assert run_command(["convert", "old.pth", "-o", "w.safetensors"]) == 0
+    faces = {f"faces/{i}.png": cv2.imencode(".png", smooth_picture(16, 16))[1].tobytes() for i in range(4)}
+    fill(album, {**faces, "faces/0.png": b"no picture"})
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable], check=False, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stdout + done.stderr
+    assert told is None or told in done.stderr
+    if "enhance" in shell:
+        # What libraries write to standard error is in none of them.
+        assert [cv2.imread(str(path)) is not None for path in sorted(Path("out").glob("*.png"))] == [True] * 3
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="pseudo-terminals are a thing of Unix")
 def test_a_bar_on_a_terminal_only(album: Path) -> None:
     import pty
