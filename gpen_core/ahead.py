@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from gpen_core.compile_cache import writing_to
 from gpen_core.config import METADATA_KEY, WeightsMetadata
-from gpen_core.errors import CheckpointError, DeviceError
+from gpen_core.errors import CheckpointError, DeviceError, ImageError
 from gpen_core.files import sha256
 from gpen_core.model import Generator
 
@@ -262,8 +262,9 @@ def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
 def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
     """The network of a package whose sidecar was read. Raises DeviceError before loading if this is no machine for it.
 
-    Raises CheckpointError if PyTorch can't load it. The network checks each input. Any number of threads may call it;
-    where `can_record` says so, its calls can be recorded as CUDA graphs, after a first one.
+    Raises CheckpointError if PyTorch can't load it. The network raises ImageError for an input that it is not for. Any
+    number of threads may call it; where `can_record` says so, its calls can be recorded as CUDA graphs, after a first
+    one.
     """
     require_machine(path, sidecar, device)
     code = _open(path, device)
@@ -275,7 +276,7 @@ def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
         shaped = image.ndim == 4 and low <= len(image) <= high and image.shape[1:] == (3, size, size)
         if not shaped or image.dtype != torch.float32 or image.device.type != device.type:
             seen = f"{list(image.shape)} {str(image.dtype).removeprefix('torch.')} on {image.device}"
-            raise ValueError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
+            raise ImageError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
         return run(image.contiguous())
 
     return network

@@ -35,7 +35,10 @@ class CropRuntime(Protocol):
         ...
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S x 3 uint8 crops; each result is T x T x 3 uint8, or None where it was not finite."""
+        """Restore S x S x 3 uint8 crops; each result is T x T x 3 uint8, or None where it was not finite.
+
+        Raises ImageError for other crops.
+        """
         ...
 
 

@@ -28,7 +28,7 @@ from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
 from gpen_core.model import Generator
 from gpen_core.package_cache import PACKAGE, open_cache, sidecar_for
-from gpen_core.pixels import from_network, to_network
+from gpen_core.pixels import from_network, require_crops, require_picture, to_network
 from gpen_core.rrdb import RRDBNet, upscale
 from gpen_core.types import Canvas, Image
 from gpen_core.winograd import WinogradGenerator
@@ -241,15 +241,19 @@ class Runtime:
             self([grey] * batch)
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture.
+
+        Raises ImageError for anything but S x S x 3 uint8, and DeviceError if not even one fits in memory.
+        """
         return self.submit(crops).result()
 
     def submit(self, crops: Sequence[Image]) -> Submitted:
-        """Start on S x S crops; what `__call__` returns and raises comes from the result.
+        """Start on S x S crops; what `__call__` returns and raises comes from the result, an ImageError from here.
 
         On a GPU this returns as soon as the work is queued there, so that the next crops can be queued behind it; on a
         CPU when it is done. Of more crops than a few batches, the first are waited for.
         """
+        require_crops(crops, (self.config.input_size,))
         batches: list[Batch] = []
         taken = 0
         while taken < len(crops):
@@ -456,7 +460,8 @@ class Upscaler:
         return self.net.config.scale
 
     def __call__(self, picture: Canvas, scale: int) -> Canvas:
-        """Enlarge H x W x 3 uint8 or uint16 by `scale`, which divides the network's. Raises DeviceError."""
+        """Enlarge H x W x 3 uint8 or uint16 by `scale`, which divides the network's. Raises ImageError, DeviceError."""
+        require_picture(picture, (np.uint8, np.uint16))
         while True:
             try:
                 return self._attempt(picture, scale)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.footprint import Footprint, exported_footprint
-from gpen_core.pixels import from_network, to_network
+from gpen_core.pixels import from_network, require_crops, to_network
 from gpen_core.types import Image
 
 PRECISION_KEY = "gpen_core_precision"
@@ -71,7 +71,11 @@ class OnnxRuntime:
             self([grey] * batch)
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture.
+
+        Raises ImageError for anything but S x S x 3 uint8, and DeviceError if onnxruntime fails.
+        """
+        require_crops(crops, (self.config.input_size,))
         results: list[Image | None] = []
         while len(results) < len(crops):
             batch = crops[len(results) : len(results) + self.max_batch]

@@ -53,7 +53,7 @@ class PackageRuntime:
         return self._runtime.max_batch
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops, as `Runtime.__call__` does."""
         return self._runtime(crops)
 
     def submit(self, crops: Sequence[Image]) -> Submitted:

@@ -27,6 +27,7 @@ from gpen_core.backend import (
 from gpen_core.config import PictureFormat, template_name, template_named
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import Footprint
+from gpen_core.pixels import require_crops
 from gpen_core.types import Image
 
 WeightFiles = str | Path | Sequence[str | Path]
@@ -188,7 +189,10 @@ class Selection:
         return min(sides, key=lambda side: (side not in self._loaded, side))
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore square uint8 crops, each in the network of its size; results as of any `CropRuntime`."""
+        """Restore square uint8 crops, each in the network of its size; results as of any `CropRuntime`.
+
+        Raises ImageError for a crop that no network is for.
+        """
         return self.submit(crops).result()
 
     def submit(self, crops: Sequence[Image]) -> Submitted:
@@ -196,6 +200,7 @@ class Selection:
 
         This waits as the networks' own `submit` does, and for those that have to leave the memory first.
         """
+        require_crops(crops, self.sizes)
         places: dict[int, list[int]] = {}
         for place, crop in enumerate(crops):
             places.setdefault(crop.shape[0], []).append(place)

@@ -42,7 +42,7 @@ from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GeneratorConfig
-from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
+from gpen_core.errors import CheckpointError, DeviceError, GpenError, ImageError, UsageError
 from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Compiled, Runtime, RuntimeOptions, switches
@@ -50,6 +50,7 @@ from gpen_core.runtime_pt2 import PackageRuntime
 from gpen_core.types import Image
 from tests.exported import PLAIN, converted, run_process
 from tests.stubs import config_of, doubled, smooth_picture
+from tests.test_wrong_input import NO_CROPS
 
 # Compiling takes seconds for each level, and noise is of interest.
 SMALL = GeneratorConfig(input_size=8, output_size=16, channels=(8, 8, 4), style_dim=8, n_mlp=1)
@@ -139,7 +140,7 @@ def test_code_for_every_batch(dynamic: Path) -> None:
     for batch in (1, 3, 15):
         image = probe(SMALL, batch)
         torch.testing.assert_close(network(image), doubled(image))
-    with pytest.raises(ValueError, match=r"expected \[1..15, 3, 8, 8\]"):
+    with pytest.raises(ImageError, match=r"expected \[1..15, 3, 8, 8\]"):
         network(torch.zeros(16, 3, 8, 8))
 
 
@@ -204,8 +205,18 @@ def test_the_bundled_weights(tmp_path: Path) -> None:
 )
 def test_inputs_that_do_not_fit(image: torch.Tensor, made: Path) -> None:
     _, network = load_package(made, CPU)
-    with pytest.raises(ValueError, match=r"expected \[1..15, 3, 8, 8\] float32 on cpu, got"):
+    with pytest.raises(ImageError, match=r"expected \[1..15, 3, 8, 8\] float32 on cpu, got"):
         network(image)
+
+
+def test_crops_that_do_not_fit(made: Path) -> None:
+    runtime = PackageRuntime(made)
+    for crops in NO_CROPS.values():
+        for start in (runtime, runtime.submit):
+            with pytest.raises(
+                ImageError, match=r"^expected (crops of 8 x 8 x 3 uint8 pixels|a sequence of crops), got"
+            ):
+                start(crops)
 
 
 def test_inputs_of_any_layout(made: Path) -> None:
