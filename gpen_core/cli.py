@@ -502,6 +502,7 @@ def compile_ahead(
     from gpen_core.compile_cache import ARTEFACT, keep_artefact, writable
     from gpen_core.package_cache import open_cache, sidecar_for
     from gpen_core.runtime import Runtime, RuntimeOptions, compiles_ahead
+    from gpen_core.selection import beyond
     from gpen_weights import resolve
 
     generator = load_generator(resolve(model, suffixes=(".safetensors",)))
@@ -510,6 +511,8 @@ def compile_ahead(
         raise UsageError(f"{cache}: can't be written to")
     with cached_in_folder(cache, device):
         runtime = Runtime(generator, generator.config, options)
+        for line in beyond(runtime, batch or 0):
+            complain(f"gpen-core: {line}")
         runtime.warm_up()
         ahead = compiles_ahead(runtime.device)
         whole = not ahead and keep_artefact(cache)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one, why_not_compiled
+from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one, require_unpackable, why_not_compiled
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
@@ -63,7 +63,8 @@ class RuntimeOptions:
     the kernels where they can run; "ahead" says that the network was compiled before.
     cache: a folder that keeps what is compiled for a CPU, named by the user, who trusts whoever can write to it; None
     means a folder of the user's own (`package_cache`).
-    max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
+    max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing. What is
+    compiled for a GPU takes 16 at most.
     cuda_graphs: record each compiled batch size once and replay it.
     cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
     upscaler_tile: cells along the side of what an up-scaler enlarges at once; None means the largest.
@@ -128,8 +129,9 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def largest_batch(options: RuntimeOptions, device: torch.device) -> int:
-    """Faces in one call of the network at most."""
-    return options.max_batch or (8 if device.type == "cuda" else 1)
+    """Faces in one call of the network at most: where batch sizes are prepared one by one, the largest of `BUCKETS`."""
+    wanted = options.max_batch or (8 if device.type == "cuda" else 1)
+    return min(wanted, BUCKETS[-1]) if options.compile and not compiles_ahead(device) else wanted
 
 
 def estimate_footprint(config: GeneratorConfig, values: int, options: RuntimeOptions) -> Footprint:
@@ -540,15 +542,21 @@ def compiles_ahead(device: torch.device) -> bool:
 def compiled_ahead(generator: Generator, precision: str, cache: Path | None = None) -> Network:
     """A generator compiled for this CPU: now, or by an earlier process that kept it in the folder `cache`.
 
-    cache: as `RuntimeOptions` has it. Raises DeviceError.
+    cache: as `RuntimeOptions` has it. Raises DeviceError, also where what is compiled could not be loaded.
     """
     device = torch.device("cpu")
+    require_unpackable()
     kept = open_cache(cache)
     wanted = sidecar_for(generator, generator.config, precision)
     found = kept.find(wanted)
     if found is not None:
         return one_by_one(found)
-    require_compiler(device)
+    try:
+        require_compiler(device)
+    except DeviceError:
+        if kept.folder is None:
+            raise
+        raise DeviceError(kept.lacks()) from None
     writable = kept.writable()
     if kept.folder is not None and not writable:
         logger.warning("%s: can't be written to; the network is compiled for this process alone", kept.folder)

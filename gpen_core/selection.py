@@ -353,6 +353,19 @@ def input_size(runtime: CropRuntime, side: float) -> int:
     return runtime.choose(side) if isinstance(runtime, Selection) else runtime.config.input_size
 
 
+def beyond(runtime: CropRuntime, batch: int) -> list[str]:
+    """Where so many faces in one call are more than a network takes, in lines for people."""
+    if isinstance(runtime, Selection):
+        found = [(f"{runtime.weights(size)}: ", runtime.batch_of(size)) for size in runtime.sizes]
+    else:
+        found = [("", runtime.max_batch)] if isinstance(runtime, Batched) else []
+    return [
+        f"{name}--batch {batch} is more than this network takes: it runs {most} face{'' if most == 1 else 's'} at once"
+        for name, most in found
+        if most < batch
+    ]
+
+
 def weights_used(runtime: CropRuntime, size: int) -> str:
     """The weight file that a crop of a size goes through, if there is a choice; else nothing."""
     return runtime.weights(size) if isinstance(runtime, Selection) else ""

@@ -66,7 +66,7 @@ def runtimes(tmp_path_factory: pytest.TempPathFactory) -> list[CropRuntime]:
 def test_what_is_no_crop(crops: Any, runtimes: list[CropRuntime]) -> None:
     for runtime in runtimes:
         for start in (runtime, lambda given, runtime=runtime: submit(runtime, given)):
-            with pytest.raises(ImageError, match="^expected ") as caught:
+            with pytest.raises(ImageError, match=r"^expected ") as caught:
                 start(crops)
             assert "\n" not in str(caught.value)
 
@@ -75,7 +75,8 @@ def test_what_is_a_crop(runtimes: list[CropRuntime]) -> None:
     crop = smooth_picture(16, 16)
     for runtime in runtimes:
         assert runtime([]) == []
-        for crops in ([crop, crop], (crop, crop), np.stack([crop, crop])):
+        several: list[Any] = [[crop, crop], (crop, crop), np.stack([crop, crop])]
+        for crops in several:
             for result in runtime(crops):
                 np.testing.assert_array_equal(np.asarray(result), crop)
 
@@ -94,7 +95,7 @@ def test_what_is_no_picture(picture: Any, centerface_path: Path) -> None:
         lambda image: upscaler(image, 2),
     )
     for take in takers:
-        with pytest.raises(ImageError, match="^expected H x W x 3 uint8") as caught:
+        with pytest.raises(ImageError, match=r"^expected H x W x 3 uint8") as caught:
             take(picture)
         assert "\n" not in str(caught.value)
 
