@@ -18,6 +18,7 @@ from gpen_core.types import Image
 
 BACKENDS = ("auto", "torch", "onnx")
 ONNX, PACKAGE = ".onnx", ".pt2"
+NO_TORCH = "PyTorch is not installed: pip install torch, or run an exported file: --weights MODEL.onnx"
 
 
 @runtime_checkable
@@ -238,7 +239,7 @@ def has_torch() -> bool:
 def require_torch() -> None:
     """Raises UsageError if PyTorch is not installed."""
     if not has_torch():
-        raise UsageError("PyTorch is not installed: pip install torch, or run an exported file: --weights MODEL.onnx")
+        raise UsageError(NO_TORCH)
 
 
 def _advised(error: MissingWeightsError, weights: str | Path) -> MissingWeightsError:
