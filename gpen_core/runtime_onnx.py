@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.footprint import Footprint, exported_footprint
+from gpen_core.onnx_file import require_whole
 from gpen_core.pixels import from_network, require_crops, to_network
 from gpen_core.types import Image
 
@@ -38,8 +39,8 @@ class OnnxRuntime:
     for minutes and is therefore never chosen unasked.
     max_batch: faces in one call; None means 8 on a GPU and 1 on a CPU. threads: of the CPU; None means all cores.
 
-    Raises CheckpointError for a file that is no such network, DeviceError for a device that onnxruntime can't use and
-    UsageError for a device that does not exist.
+    Raises CheckpointError for a file that is no such network or keeps its weights in other files, DeviceError for a
+    device that onnxruntime can't use and UsageError for a device that does not exist.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ def open_session(path: Path, device: str = "auto", threads: int | None = None) -
     providers = choose_providers(device, onnxruntime.get_available_providers())
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
+    require_whole(path, CheckpointError)
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
     options.intra_op_num_threads = threads or core_count()
