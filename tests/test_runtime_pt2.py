@@ -44,29 +44,24 @@ from gpen_core.ahead import (
 from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
-from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, DeviceError, GpenError, ImageError, UsageError
 from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
 from gpen_core.runtime import Compiled, Runtime, RuntimeOptions, compiled_ahead, switches
 from gpen_core.runtime_pt2 import PackageRuntime
 from gpen_core.types import Image
-from tests.exported import PLAIN, converted, run_process
+from tests.exported import PLAIN, SMALL, converted, run_process
 from tests.stubs import config_of, doubled, smooth_picture
 from tests.test_wrong_input import NO_CROPS
 
-# Compiling takes seconds for each level, and noise is of interest.
-SMALL = GeneratorConfig(input_size=8, output_size=16, channels=(8, 8, 4), style_dim=8, n_mlp=1)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NO_EXECUTION = SimpleNamespace(f_flag=getattr(os, "ST_NOEXEC", 0))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(small_package: Path) -> Path:
     """A package beside the weights it was made from."""
-    source = converted(tmp_path_factory.mktemp("made"), SMALL)
-    export_generator(source, format="pt2")
-    return source.with_suffix(".pt2")
+    return small_package
 
 
 @pytest.fixture
