@@ -2,6 +2,7 @@
 #   docker build -f docker/onnx-cpu.Dockerfile --build-arg MODEL=gpen-open-512 -t gpen-core:onnx-cpu .
 #   docker run --rm --read-only --network none -v "$PWD/in:/in:ro" -v "$PWD/out:/out" gpen-core:onnx-cpu \
 #       enhance /in -o /out --weights /weights/model.onnx
+# The health check restores a face.
 # MODEL: a name of the catalog, or a converted file inside the build context.
 
 FROM python:3.11-slim-bookworm AS model
@@ -33,6 +34,6 @@ ENV PATH=/opt/gpen/bin:$PATH \
 RUN mkdir /out && chown 10001:10001 /out
 USER 10001:10001
 WORKDIR /out
-HEALTHCHECK --interval=60s --timeout=20s CMD ["gpen-core", "info", "/weights/model.onnx"]
+HEALTHCHECK --interval=5m --timeout=60s CMD ["gpen-core", "doctor", "--weights", "/weights/model.onnx"]
 ENTRYPOINT ["gpen-core"]
 CMD ["--help"]

@@ -5,7 +5,8 @@
 
 The tree holds Python, the packages, their system libraries and the weights, and nothing else: no shell, no compiler. As
 root the photo is restored inside it by chroot, as a user who can write to /out alone (and to /tmp for torch-cpu, whose
-PyTorch unpacks its package there). Prints sizes and seconds as JSON; run it with the Python to be put into the tree,
+PyTorch unpacks its package there), and the health check of the Dockerfile must pass, but not where it has to fail.
+Prints sizes and seconds as JSON; run it with the Python to be put into the tree,
 where gpen-core is installed with its `convert` extra and, for torch-cpu, a C++ compiler is at hand.
 """
 
@@ -49,6 +50,7 @@ def main() -> None:
     measured = {"variant": arguments.variant, "megabytes": sizes(tree)}
     if os.geteuid() == 0:
         measured |= restore(arguments.variant, tree)
+        require_health(arguments.variant, tree)
     print(json.dumps(measured, indent=1))
 
 
@@ -135,18 +137,45 @@ def restore(variant: str, tree: Path) -> dict[str, float]:
     return {"help_seconds": clock(tree, [*python, "--help"]), "photo_seconds": clock(tree, [*python, *photo])}
 
 
-def clock(tree: Path, command: list[str]) -> float:
+def require_health(variant: str, tree: Path) -> None:
+    """Ends the process unless the health check passes, and fails where the weights are damaged or can't be unpacked."""
+    dockerfile = (ROOT / f"docker/{variant}.Dockerfile").read_text()
+    arguments = json.loads(dockerfile.partition("HEALTHCHECK")[2].partition("CMD ")[2].partition("\n")[0])
+    weights, folder = tree / arguments[-1].lstrip("/"), tree / "tmp"
+    content, mode = weights.read_bytes(), stat.S_IMODE(folder.stat().st_mode)
+
+    def check(state: str, good: bool) -> None:
+        done = enter(tree, ["/usr/local/bin/python3", "-m", "gpen_core", *arguments[1:]])
+        if (done.returncode == 0) != good:
+            sys.exit(f"health check: {done.returncode}, {state}\n{done.stdout}{done.stderr}")
+
+    check("with nothing wrong", True)
+    weights.write_bytes(content[: len(content) // 2])
+    check("with half of the weights", False)
+    weights.write_bytes(content)
+    if weights.suffix == ".pt2":
+        folder.chmod(0o755)
+        check("with nothing writable to unpack in", False)
+        folder.chmod(mode)
+
+
+def enter(tree: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A command in the tree, as the user of an image."""
     chroot = shutil.which("chroot") or "/usr/sbin/chroot"
+    return subprocess.run(
+        [chroot, f"--userspec={USER}:{USER}", str(tree), *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONDONTWRITEBYTECODE": "1", "GPEN_CORE_HOME": "/weights"},
+    )
+
+
+def clock(tree: Path, command: list[str]) -> float:
     seconds = []
     for _ in range(RUNS):
         started = time.perf_counter()
-        done = subprocess.run(
-            [chroot, f"--userspec={USER}:{USER}", str(tree), *command],
-            check=False,
-            capture_output=True,
-            text=True,
-            env={"PYTHONDONTWRITEBYTECODE": "1"},
-        )
+        done = enter(tree, command)
         seconds.append(time.perf_counter() - started)
         if done.returncode or done.stderr:
             sys.exit(f"{' '.join(command)}: {done.returncode}\n{done.stderr}")

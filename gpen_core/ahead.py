@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -30,8 +31,8 @@ from torch import Tensor, nn
 
 from gpen_core.compile_cache import writing_to
 from gpen_core.config import METADATA_KEY, WeightsMetadata
-from gpen_core.errors import CheckpointError, DeviceError
-from gpen_core.files import sha256
+from gpen_core.errors import CheckpointError, DeviceError, ImageError
+from gpen_core.files import exists, sha256
 from gpen_core.model import Generator
 
 SIDECAR = ".json"
@@ -45,7 +46,9 @@ FEATURES = re.compile(r"(avx|sse|ssse|fma|bmi|amx|f16c|movbe|popcnt|abm|adx|sha|
 MOST_JSON = 1 << 20
 # How PyTorch's loader tells that it could not unpack a package, or not run what it unpacked.
 LEFT_BEHIND = re.compile(r"(/\S*/aotinductor_\w{6})/")
-UNPACKING = ("Failed to extract", "failed to map segment")
+UNPACKING = ("Failed to extract", "failed to map segment", "temporary directory")
+# Where it does that: the first of these variables that is set, or /tmp.
+PLACES = ("TMPDIR", "TMP", "TEMP", "TEMPDIR")
 # More than any processor's threads, so that loops over few faces are shared out by rows as well.
 THREADS = 64
 
@@ -148,10 +151,15 @@ class Sidecar:
         """Raises CheckpointError if a value is missing, unknown or malformed."""
         try:
             content = json.loads(text)
-            machine = content["machine"]
             version = content["format_version"]
+            if type(version) is int and version not in (WHOLE_RANGE, OWN_RANGE):
+                raise CheckpointError(
+                    f"the sidecar has format {version}, which this version of gpen-core does not know"
+                )
+            machine = content["machine"]
             low, high = content["batches"]
             first, last = content.get("compiled_batches", (low, high))
+            _require_types(content)
             sidecar = cls(
                 machine=Machine(**{**machine, "features": tuple(machine["features"])}),
                 weights=WeightsMetadata.decode({METADATA_KEY: json.dumps(content["weights"])}),
@@ -163,13 +171,27 @@ class Sidecar:
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CheckpointError("the sidecar is malformed") from None
-        if version not in (WHOLE_RANGE, OWN_RANGE):
-            raise CheckpointError(f"the sidecar has format {version}, which this version of gpen-core does not know")
         if sidecar.compiled_batches not in (ONE, sidecar.batches):
             raise CheckpointError(f"code for {first} to {last} faces can't make calls of {low} to {high}")
         if json.loads(sidecar.encode()) != content:
             raise CheckpointError("the sidecar contradicts itself")
         return sidecar
+
+
+def _require_types(content: dict[str, Any]) -> None:
+    """Raises TypeError for a sidecar's value of another type than it is written with, KeyError for one missing."""
+    machine = content["machine"]
+    features = machine["features"]
+    ranges = [content["batches"], content.get("compiled_batches", content["batches"])]
+    texts = [content[name] for name in ("dtype", "checkpoint_sha256", "package_sha256")]
+    texts += [value for name, value in machine.items() if name != "features"]
+    numbers = [content[name] for name in ("format_version", "input_size", "output_size")]
+    lists = [*ranges, features]
+    sound = all(isinstance(value, list) for value in lists) and isinstance(content["weights"], dict)
+    # For Python, true is a 1.
+    sound = sound and all(type(value) is int for value in (*numbers, *ranges[0], *ranges[1]))
+    if not sound or not all(isinstance(value, str) for value in (*texts, *features)):
+        raise TypeError
 
 
 class Fixed(nn.Module):
@@ -254,6 +276,30 @@ def require_loadable(package: Path) -> None:
         )
 
 
+def unpacking_place() -> tuple[Path, str]:
+    """Where PyTorch's loader unpacks packages, and how another place is named."""
+    if torch.__version__ < "2.13":
+        return Path("/tmp"), "PyTorch knows no other before 2.13"
+    found = next((os.environ[name] for name in PLACES if name in os.environ), "/tmp")
+    return Path(found or "/"), "name another in the variable TMPDIR"
+
+
+def require_unpackable() -> None:
+    """Raises DeviceError if PyTorch's loader could not unpack a package here, or not run what it unpacked."""
+    if os.name == "nt":  # no other place can be named
+        return
+    place, other = unpacking_place()
+    fault = ""
+    if not place.is_dir():
+        fault = "is no folder"
+    elif not os.access(place, os.W_OK | os.X_OK):
+        fault = "can't be written to"
+    elif hasattr(os, "ST_NOEXEC") and os.statvfs(place).f_flag & os.ST_NOEXEC:
+        fault = "allows no execution (mounted noexec)"
+    if fault:
+        raise DeviceError(f"{place} {fault}, and PyTorch unpacks compiled networks there: {other}")
+
+
 def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
     """The sidecar and the network, which checks each input. Raises CheckpointError and DeviceError before loading."""
     sidecar = read_sidecar(path)
@@ -261,12 +307,15 @@ def load_package(path: Path, device: torch.device) -> tuple[Sidecar, Network]:
 
 
 def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
-    """The network of a package whose sidecar was read. Raises DeviceError before loading if this is no machine for it.
+    """The network of a package whose sidecar was read. Raises DeviceError before loading if this is no machine for it,
+    or has no place to unpack it.
 
-    Raises CheckpointError if PyTorch can't load it. The network checks each input. Any number of threads may call it;
-    where `can_record` says so, its calls can be recorded as CUDA graphs, after a first one.
+    Raises CheckpointError if PyTorch can't load it. The network raises ImageError for an input that it is not for. Any
+    number of threads may call it; where `can_record` says so, its calls can be recorded as CUDA graphs, after a first
+    one.
     """
     require_machine(path, sidecar, device)
+    require_unpackable()
     code = _open(path, device)
     run = one_by_one(code) if sidecar.face_by_face else code
     low, high = sidecar.batches
@@ -276,7 +325,7 @@ def open_package(path: Path, sidecar: Sidecar, device: torch.device) -> Network:
         shaped = image.ndim == 4 and low <= len(image) <= high and image.shape[1:] == (3, size, size)
         if not shaped or image.dtype != torch.float32 or image.device.type != device.type:
             seen = f"{list(image.shape)} {str(image.dtype).removeprefix('torch.')} on {image.device}"
-            raise ValueError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
+            raise ImageError(f"expected [{low}..{high}, 3, {size}, {size}] float32 on {device}, got {seen}")
         return run(image.contiguous())
 
     return network
@@ -300,7 +349,7 @@ def read_sidecar(path: Path) -> Sidecar:
     """A package's sidecar, which belongs to it and was not changed. Raises CheckpointError."""
     beside = Path(f"{path}{SIDECAR}")
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+        raise CheckpointError(f"{path}: {'not a file' if exists(path) else 'no such file'}")
     try:
         if beside.exists() and not beside.is_file():
             raise CheckpointError(f"{beside}: not a file")

@@ -18,6 +18,7 @@ from gpen_core.types import Image
 
 BACKENDS = ("auto", "torch", "onnx")
 ONNX, PACKAGE = ".onnx", ".pt2"
+NO_TORCH = "PyTorch is not installed: pip install torch, or run an exported file: --weights MODEL.onnx"
 
 
 @runtime_checkable
@@ -35,7 +36,10 @@ class CropRuntime(Protocol):
         ...
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S x 3 uint8 crops; each result is T x T x 3 uint8, or None where it was not finite."""
+        """Restore S x S x 3 uint8 crops; each result is T x T x 3 uint8, or None where it was not finite.
+
+        Raises ImageError for other crops.
+        """
         ...
 
 
@@ -235,7 +239,7 @@ def has_torch() -> bool:
 def require_torch() -> None:
     """Raises UsageError if PyTorch is not installed."""
     if not has_torch():
-        raise UsageError("PyTorch is not installed: pip install torch, or run an exported file: --weights MODEL.onnx")
+        raise UsageError(NO_TORCH)
 
 
 def _advised(error: MissingWeightsError, weights: str | Path) -> MissingWeightsError:

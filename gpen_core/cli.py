@@ -443,6 +443,9 @@ def convert(
     Generators and Real-ESRNet up-scalers become safetensors, RetinaFace detectors and ParseNet parsers ONNX. A GPEN
     generator that somebody exported as ONNX becomes safetensors again. A published file is named as the catalog has it.
     """
+    from gpen_core.backend import require_torch
+
+    require_torch()
     from gpen_convert.convert import convert as convert_checkpoint
     from gpen_convert.generator import Claims
 
@@ -481,6 +484,9 @@ def export(
     onnx: `input` [batch, 3, S, S] to `output` [batch, 3, T, T], float32 RGB in the weights' value range; needs no
     PyTorch to run. pt2: needs PyTorch, but no compiler; a file .pt2.json beside it says which machine it is for.
     """
+    from gpen_core.backend import require_torch
+
+    require_torch()
     from gpen_convert.export import export_generator
     from gpen_weights import resolve
 
@@ -498,10 +504,14 @@ def compile_ahead(
     batch: Annotated[int | None, typer.Option(help="Faces in one call of the network.", min=1)] = None,
 ) -> None:
     """Compile now, so that `enhance --compile --cache DIR` with the same choices starts at once."""
+    from gpen_core.backend import require_torch
+
+    require_torch()
     from gpen_core.checkpoint import load_generator
     from gpen_core.compile_cache import ARTEFACT, keep_artefact, writable
     from gpen_core.package_cache import open_cache, sidecar_for
     from gpen_core.runtime import Runtime, RuntimeOptions, compiles_ahead
+    from gpen_core.selection import beyond
     from gpen_weights import resolve
 
     generator = load_generator(resolve(model, suffixes=(".safetensors",)))
@@ -510,6 +520,8 @@ def compile_ahead(
         raise UsageError(f"{cache}: can't be written to")
     with cached_in_folder(cache, device):
         runtime = Runtime(generator, generator.config, options)
+        for line in beyond(runtime, batch or 0):
+            complain(f"gpen-core: {line}")
         runtime.warm_up()
         ahead = compiles_ahead(runtime.device)
         whole = not ahead and keep_artefact(cache)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from gpen_core.errors import UsageError
-from gpen_core.files import replacing
+from gpen_core.errors import ImageError, UsageError
+from gpen_core.files import exists, is_folder, made, replacing, require_possible_folder
 
 ARTEFACT = "artefacts.bin"
 VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
@@ -35,6 +35,7 @@ def cached_in(folder: Path) -> Iterator[None]:
             if not (folder / ARTEFACT).is_file():
                 raise UsageError(f"{folder}: can't be written to, and there is no {ARTEFACT} in it to start from")
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpen-core-")))
+        stack.enter_context(made(place))
         stack.enter_context(writing_to(place))
         if place is not folder and hasattr(torch.compiler, "load_cache_artifacts"):
             torch.compiler.load_cache_artifacts((folder / ARTEFACT).read_bytes())
@@ -67,17 +68,21 @@ def keep_artefact(folder: Path) -> bool:
     return True
 
 
-def writable(folder: Path, mode: int = 0o777) -> bool:
-    """Whether files can be written to a folder, which is made if need be. Raises UsageError if it is a file.
-
-    mode: of a new folder.
-    """
+def writable(folder: Path) -> bool:
+    """Whether files can be written to a folder, which need not exist yet. Raises UsageError if it can't be one."""
+    if exists(folder) and not is_folder(folder):
+        raise UsageError(f"{folder}: not a folder")
+    if folder.is_symlink() and not exists(folder):
+        raise UsageError(f"{folder}: a link that leads nowhere, not a folder")
     try:
-        folder.mkdir(mode, parents=True, exist_ok=True)
+        existing = require_possible_folder(folder)
+    except ImageError as error:
+        raise UsageError(str(error)) from None
+    if existing != folder:
+        return os.access(existing, os.W_OK | os.X_OK)
+    try:
         with tempfile.TemporaryFile(dir=folder):
             return True
-    except FileExistsError:
-        raise UsageError(f"{folder}: not a folder") from None
     except OSError:
         return False
 

@@ -287,11 +287,18 @@ class WeightsMetadata:
             raise CheckpointError("the gpen-core metadata is not JSON") from None
         _require(isinstance(content, dict), "the gpen-core metadata is not a JSON object")
         version, kind = content.get("format_version"), content.get("kind")
-        _require(version == FORMAT_VERSION, f"format version {version!r}; this gpen-core reads {FORMAT_VERSION}")
+        require_version(version, FORMAT_VERSION)
         _require(kind == "generator", f"holds a {kind!r}, not a generator")
         config, provenance = content.get("config"), content.get("provenance")
         _require(isinstance(config, dict) and isinstance(provenance, dict), "incomplete gpen-core metadata")
         return cls(GeneratorConfig.from_dict(config), Provenance.from_dict(provenance))
+
+
+def require_version(found: object, known: int) -> None:
+    """Raises CheckpointError for a format version that is none, or not the known one."""
+    # For Python, true is a 1.
+    _require(type(found) is int, f"format version {found!r} is not a whole number: the metadata is malformed")
+    _require(found == known, f"format version {found}; this gpen-core reads {known}")
 
 
 def megabytes(size: int) -> str:

@@ -28,6 +28,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from gpen_core.errors import DetectorError, UsageError
+from gpen_core.pixels import require_picture
 from gpen_core.sessions import first_line, open_session
 from gpen_core.types import Face, Image
 
@@ -59,7 +60,10 @@ class Detector(Protocol):
         ...
 
     def __call__(self, image: Image) -> list[Face]:
-        """Faces of `image` (H x W x 3 uint8 RGB), most confident first; [] if there are none."""
+        """Faces of `image` (H x W x 3 uint8 RGB), most confident first; [] if there are none.
+
+        Raises ImageError for anything else.
+        """
         ...
 
 
@@ -320,6 +324,7 @@ class _OnnxDetector:
         return self.network.name
 
     def __call__(self, image: Image) -> list[Face]:
+        require_picture(image)
         fine = _shrink(image, self.long_side, self.fixed)
         found = self._look(fine)
         largest = self.network.largest

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpen_core import __version__
-from gpen_core.errors import GpenError
+from gpen_core.errors import DeviceError, GpenError
 from gpen_core.presets import GIB, PRESETS, choose_preset
 
 if TYPE_CHECKING:
@@ -253,6 +253,9 @@ def _sizes(config: PictureFormat) -> str:
 def _tried(name: str, path: str, load: Callable[[], str]) -> Finding:
     try:
         return Finding(name, "ok", f"{path} ({load()})")
+    except DeviceError as error:
+        # Nothing is wrong with the file, and the cure is in the words.
+        return Finding(name, "missing", _one_line(error))
     except GpenError as error:
         return Finding(name, "missing", _one_line(error), "replace the file")
     # What could not be imported has its own finding.

@@ -35,7 +35,7 @@ class MissingWeightsError(GpenError):
 
 
 class ImageError(GpenError):
-    """A picture that can't be read or written."""
+    """A picture that can't be read or written, or that a network does not take."""
 
 
 class DetectorError(GpenError):

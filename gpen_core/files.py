@@ -54,6 +54,44 @@ def copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, temporary)
 
 
+@contextmanager
+def made(folder: Path, mode: int = 0o777, above: int = 0o777) -> Iterator[None]:
+    """A folder for a block, made if need be; if nothing is in it in the end, whatever was made is removed again.
+
+    mode: of a new folder. above: of new folders that it lies in. Raises OSError.
+    """
+    new: list[Path] = []
+    try:
+        for step in [path for path in (*reversed(folder.parents), folder) if not path.is_dir()]:
+            with suppress(FileExistsError):
+                step.mkdir(mode if step == folder else above)
+                new.append(step)
+        yield
+    finally:
+        if folder in new and not any(files for _, _, files in os.walk(folder)):
+            _prune(folder)
+        for step in reversed(new):
+            with suppress(OSError):
+                step.rmdir()
+
+
+def _prune(folder: Path) -> None:
+    """Remove the folders inside, of which none holds a file."""
+    for place, names, _ in os.walk(folder, topdown=False):
+        for name in names:
+            with suppress(OSError):
+                Path(place, name).rmdir()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all it holds, as far as that is allowed."""
+    if is_folder(path) and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()
+
+
 def remove_leftovers(targets: Iterable[Path]) -> int:
     """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
 

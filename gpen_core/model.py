@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpen_core.config import GeneratorConfig
+from gpen_core.errors import ImageError, UsageError
 from gpen_core.ops import activate, blur, demodulation, kernel_energy, pixel_norm, upsample2
 
 
@@ -123,13 +124,13 @@ class Generator(nn.Module):
 
         image: [B, 3, S, S] RGB in `config.value_range`. noise: as `self.noise` gives it; by default that of seed 0.
         Returns [B, 3, T, T] float32 RGB, not clamped. Weights of a low precision make the convolutions run in it;
-        latent, styles and demodulation stay float32.
+        latent, styles and demodulation stay float32. Raises ImageError for pictures of another shape.
         """
         features = self.encode(image)
         styles, gains = self.modulation(features[4])
         maps = list(self.noise() if noise is None else noise)
         if len(maps) != 2 * len(self.config.noise_levels):
-            raise ValueError(f"{len(maps)} noise maps for {2 * len(self.config.noise_levels)} layers")
+            raise UsageError(f"{len(maps)} noise maps for {2 * len(self.config.noise_levels)} layers")
         x = self.constant.expand(image.shape[0], -1, -1, -1)
         x = self.layers[0](x, styles[0], gains[0], features[4])
         rgb: Tensor = self.to_rgb[0](x, styles[1])
@@ -144,7 +145,7 @@ class Generator(nn.Module):
         """Features by resolution: f_S = act(conv1x1(image)), f_{r/2} = act(conv3x3(blur(f_r), stride 2))."""
         resolution = self.config.input_size
         if image.shape[1:] != (3, resolution, resolution):
-            raise ValueError(f"expected [B, 3, {resolution}, {resolution}], got {list(image.shape)}")
+            raise ImageError(f"expected [B, 3, {resolution}, {resolution}], got {list(image.shape)}")
         x = activate(self.encoder[0](image.to(self.constant.dtype)))
         features = {resolution: x}
         for convolution in self.encoder[1:]:

@@ -3,9 +3,10 @@
 An entry is a folder with a package and its sidecar as `ahead` makes them; its name follows from everything that
 decides what the package computes. Whatever can't be read or does not belong there is ignored and compiled anew.
 
-A package is a program. The default folder is used only if it belongs to this user (or root) and nobody else may write
-to it; a folder that the user names is trusted as it is, so name none that others can write to. The default folder is
-kept below `MOST_BYTES`, the least recently used entries going first; a named one is left to whoever named it.
+A package is a program. The default folder is used only if it, all that it lies in from the user's home on, and all that
+is in an entry belong to this user (or root) and nobody else may write to them; a folder that the user names is trusted
+as it is, so name none that others can write to. The default folder is kept below `MOST_BYTES`, the least recently used
+entries going first; a named one is left to whoever named it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +33,7 @@ from gpen_core.ahead import SIDECAR, Network, Sidecar, describe_machine, open_pa
 from gpen_core.compile_cache import writable
 from gpen_core.config import METADATA_KEY, GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, DeviceError, MissingWeightsError
-from gpen_core.files import is_folder
+from gpen_core.files import is_folder, made, remove
 
 FOLDER = "compiled"
 PACKAGE = "model.pt2"
@@ -40,6 +42,9 @@ MOST_BYTES = 2 * 10**9
 # Longer than any compilation takes.
 ABANDONED_SECONDS = 24 * 3600
 CPU = torch.device("cpu")
+# As many as Linux follows.
+MOST_LINKS = 40
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTRY = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 PART = re.compile(r"\.[0-9a-f]{16}\.part")
 logger = logging.getLogger(__name__)
@@ -47,16 +52,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PackageCache:
-    """Entries in a folder. folder: None keeps nothing. most_bytes: None sets no limit."""
+    """Entries in a folder.
+
+    folder: None keeps nothing. most_bytes: None sets no limit, and is for a folder that the user named and trusts; of
+    any other, each entry is looked at before it is used.
+    """
 
     folder: Path | None
     most_bytes: int | None = None
 
+    @property
+    def named(self) -> bool:
+        """Whether the user named the folder."""
+        return self.most_bytes is None
+
     def writable(self) -> bool:
-        """Whether entries can be kept; makes the folder. Raises UsageError if it is a file."""
-        if self.folder is None:
-            return False
-        return writable(self.folder, 0o777 if self.most_bytes is None else 0o700)
+        """Whether entries can be kept. Raises UsageError if the folder is none."""
+        return self.folder is not None and writable(self.folder)
 
     def find(self, wanted: Sidecar) -> Network | None:
         """The network of the entry for an unsealed sidecar.
@@ -70,9 +82,10 @@ class PackageCache:
             names += self._siblings(names[0])
         for name in names:
             entry = self.folder / name
-            if not is_folder(entry):
+            if not os.path.lexists(entry):
                 continue
             try:
+                require_entry(entry, trusted=self.named)
                 return _open(entry, wanted)
             except (CheckpointError, DeviceError) as error:
                 # A stranger's processor is no fault of an entry that says so.
@@ -82,18 +95,39 @@ class PackageCache:
 
     def holds(self, wanted: Sidecar) -> bool:
         """Whether there is an entry for an unsealed sidecar, good or bad."""
-        return self.folder is not None and is_folder(self.folder / name_of(wanted))
+        return self.folder is not None and _is_entry(self.folder / name_of(wanted))
+
+    def lacks(self) -> str:
+        """Why a network can neither be taken from the folder nor compiled here, and what to do, in one line."""
+        fill, use = (self.folder, "") if self.named else ("DIR", " and give it to --cache")
+        return (
+            f"{self.folder}: holds nothing that was compiled for these weights, this processor and these versions, and "
+            f"--compile needs a C++ compiler (g++): install one, or fill a folder where there is one (gpen-core "
+            f"compile MODEL --cache {fill}){use}, or leave --compile out"
+        )
 
     def keep(self, package: Path, wanted: Sidecar) -> Path:
         """Copy a package and its sidecar into the entry for them, in the place of what is there. Raises OSError."""
         if self.folder is None:
             raise FileNotFoundError("no folder to keep compiled networks in")
         entry = self.folder / name_of(wanted)
-        temporary, old = (self.folder / f".{secrets.token_hex(8)}.part" for _ in range(2))
+        mode, above = (0o777, 0o777) if self.named else (0o700, 0o755)
+        with made(self.folder, mode, above):
+            self._replace(entry, package, mode)
+        self._shrink()
+        return entry
+
+    def _replace(self, entry: Path, package: Path, mode: int) -> None:
+        if _is_entry(entry) and not os.access(entry, os.W_OK | os.X_OK):
+            # It could be moved away, but not removed.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        temporary, old = (entry.with_name(f".{secrets.token_hex(8)}.part") for _ in range(2))
         try:
-            temporary.mkdir()
+            temporary.mkdir(mode)
             for name in (PACKAGE, f"{PACKAGE}{SIDECAR}"):
                 shutil.copyfile(package.with_name(name), temporary / name)
+                if not self.named:
+                    (temporary / name).chmod(0o600)
             # A folder can't replace one that holds something. Whoever looks in between compiles once more.
             with suppress(FileNotFoundError):
                 entry.rename(old)
@@ -105,9 +139,7 @@ class PackageCache:
                     raise
         finally:
             for path in (temporary, old):
-                shutil.rmtree(path, ignore_errors=True)
-        self._shrink()
-        return entry
+                remove(path)
 
     def entries(self) -> list[tuple[float, int, Path]]:
         """When it was last used, bytes and folder of each entry, the least recently used first."""
@@ -115,7 +147,7 @@ class PackageCache:
         for path in _folders(self.folder):
             with suppress(OSError):
                 if ENTRY.fullmatch(path.name):
-                    found.append((path.stat().st_mtime, sum(file.stat().st_size for file in path.iterdir()), path))
+                    found.append((path.stat().st_mtime, sum(file.lstat().st_size for file in path.iterdir()), path))
         return sorted(found)
 
     def _siblings(self, name: str) -> list[str]:
@@ -134,10 +166,10 @@ class PackageCache:
                 break
             shutil.rmtree(path, ignore_errors=True)
             total -= size
-        for path in _folders(self.folder):
+        for path in _listed(self.folder):
             with suppress(OSError):
-                if PART.fullmatch(path.name) and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
+                if PART.fullmatch(path.name) and time.time() - path.lstat().st_mtime > ABANDONED_SECONDS:
+                    remove(path)
 
 
 def open_cache(folder: Path | None) -> PackageCache:
@@ -166,22 +198,95 @@ def default_folder() -> Path | None:
 
 
 def distrust(folder: Path) -> str:
-    """Why nothing in a folder may be run, or nothing. A folder that is not there is no danger."""
+    """Why nothing in a folder may be run, or nothing. A folder that is not there is no danger.
+
+    Whoever may write to a folder on the way can put another one in the place of this one, so all of them count, and
+    links too; but none that the user's home lies in, because who may write there can do anything as this user.
+    """
+    folder = folder.absolute()
+    home = _home()
     try:
-        status = folder.stat()
+        meant = (folder, folder.resolve())
+        for step, status in _way(folder):
+            if not (home and home != step and home.is_relative_to(step)):
+                obstacle = _obstacle(step, status, last=step in meant)
+                if obstacle:
+                    return obstacle
+        return "" if folder.is_dir() else "not a folder"
     except FileNotFoundError:
         return ""
+    # What `resolve` raises for links in a circle.
+    except RuntimeError:
+        return os.strerror(errno.ELOOP)
     except OSError as error:
         return error.strerror or str(error)
-    if not stat.S_ISDIR(status.st_mode):
-        return "not a folder"
+
+
+def require_entry(entry: Path, *, trusted: bool) -> None:
+    """Raises CheckpointError for an entry that is no folder, or, if not trusted, one that others may have written.
+
+    Then its files must be files, no links, and belong to this user or root, with nobody else to write to them.
+    """
+    if not _is_entry(entry):
+        raise CheckpointError(f"{entry}: not a folder")
+    for path in () if trusted else (entry, entry / PACKAGE, entry / f"{PACKAGE}{SIDECAR}"):
+        try:
+            status = path.lstat()
+        except OSError:
+            # What is missing is told when it is opened.
+            continue
+        if path != entry and not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: not a file")
+        obstacle = _obstacle(path, status, last=True)
+        if obstacle:
+            raise CheckpointError(f"{path}: {obstacle}")
+
+
+def _way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every folder and link that an absolute path leads through, and what it leads to, each as it is itself.
+
+    Raises OSError.
+    """
+    place, left, links = Path(path.anchor), list(reversed(path.parts[1:])), 0
+    yield place, place.lstat()
+    while left:
+        name = left.pop()
+        if name == "..":
+            place = place.parent
+            continue
+        step = place / name
+        status = step.lstat()
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
+            place = step
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        target = step.readlink()
+        place = Path(target.anchor) if target.is_absolute() else place
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def _obstacle(path: Path, status: os.stat_result, *, last: bool) -> str:
+    """Why what others do could change what is found under a path, or nothing. last: the path itself was asked for."""
     if not hasattr(os, "getuid"):  # Windows, where the folder lies among the user's own
         return ""
     if status.st_uid not in (0, os.getuid()):
-        return "belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others may write to it (chmod go-w)"
-    return ""
+        return "belongs to another user" if last else f"{path} belongs to another user"
+    # In a folder like /tmp others can't touch what is not theirs.
+    shared = not last and status.st_mode & stat.S_ISVTX
+    if stat.S_ISLNK(status.st_mode) or shared or not status.st_mode & OTHERS:
+        return ""
+    return f"others may write to {'it' if last else path} (chmod go-w)"
+
+
+def _home() -> Path | None:
+    """The user's home folder, with all links resolved."""
+    try:
+        return Path.home().resolve()
+    except (OSError, RuntimeError):
+        return None
 
 
 def sidecar_for(generator: nn.Module, config: GeneratorConfig, dtype: str) -> Sidecar:
@@ -233,10 +338,16 @@ def _open(entry: Path, wanted: Sidecar) -> Network:
     return network
 
 
+def _is_entry(path: Path) -> bool:
+    return is_folder(path) and not path.is_symlink()
+
+
 def _folders(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return []
+    return [path for path in _listed(folder) if _is_entry(path)]
+
+
+def _listed(folder: Path | None) -> list[Path]:
     try:
-        return [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        return [] if folder is None else list(folder.iterdir())
     except OSError:
         return []

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpen_core.errors import CheckpointError
 from gpen_core.masks import PARSED_SIZE, Weights, parsed_mask
+from gpen_core.pixels import require_picture
 from gpen_core.sessions import first_line, open_session
 from gpen_core.types import Image
 
@@ -36,7 +37,11 @@ class Parser:
         return parsed_mask(~np.isin(self.labels(face), (BACKGROUND, HAT, CLOTH)))
 
     def labels(self, face: Image) -> NDArray[np.intp]:
-        """The class [512, 512] of each pixel of a crop of any size, in float32 whatever the generator runs in."""
+        """The class [512, 512] of each pixel of a crop of any size, in float32 whatever the generator runs in.
+
+        Raises ImageError for anything but H x W x 3 uint8.
+        """
+        require_picture(face)
         shrinks = face.shape[0] > PARSED_SIZE
         how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
         seen = face if face.shape[0] == PARSED_SIZE else cv2.resize(face, (PARSED_SIZE, PARSED_SIZE), interpolation=how)

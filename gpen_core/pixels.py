@@ -5,10 +5,13 @@ The arithmetic works alike on numpy arrays and on torch tensors of any device.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
+
+from gpen_core.errors import ImageError
 
 WHITE = 255
 
@@ -23,6 +26,32 @@ def from_network(values: Any, value_range: tuple[float, float]) -> Any:
     """The network's range to 0..255, clamped and rounded half to even, still in floating point; NaN stays NaN."""
     black, white = value_range
     return ((values - black) * (WHITE / (white - black))).clip(0, WHITE).round()
+
+
+def require_picture(image: Any, types: Sequence[DTypeLike] = (np.uint8,)) -> None:
+    """Raises ImageError for anything but an array H x W x 3 of one of the types, with at least one pixel."""
+    names = [np.dtype(kind).name for kind in types]
+    fits = isinstance(image, np.ndarray) and image.dtype.name in names and image.ndim == 3
+    if not fits or image.shape[2] != 3 or 0 in image.shape:
+        raise ImageError(f"expected H x W x 3 {' or '.join(names)} pixels, got {_seen(image)}")
+
+
+def require_crops(crops: Any, sides: Collection[int]) -> None:
+    """Raises ImageError for anything but a sequence of arrays S x S x 3 uint8, each S one of the sides."""
+    if not isinstance(crops, Sequence | np.ndarray):
+        raise ImageError(f"expected a sequence of crops, got {_seen(crops)}")
+    shapes = [(side, side, 3) for side in sides]
+    for crop in crops:
+        if not isinstance(crop, np.ndarray) or crop.dtype != np.uint8 or crop.shape not in shapes:
+            wanted = " or ".join(f"{side} x {side} x 3" for side in sides)
+            raise ImageError(f"expected crops of {wanted} uint8 pixels, got {_seen(crop)}")
+
+
+def _seen(value: Any) -> str:
+    """What somebody took for a picture."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__
 
 
 def round_to(values: NDArray[np.floating[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from gpen_core.align import compose, crop, crop_matrix, scale_of, scaling, whole_matrix
 from gpen_core.backend import CropRuntime, require_torch
@@ -24,7 +23,7 @@ from gpen_core.finish import match_color, sharpen
 from gpen_core.masks import Weights, ellipse_mask
 from gpen_core.parse import Parser, load_parser
 from gpen_core.photo import grey_of, to_depth
-from gpen_core.pixels import round_to
+from gpen_core.pixels import require_picture, round_to
 from gpen_core.selection import WeightFiles, input_size, load_weights, weights_used
 from gpen_core.tiling import tiled
 from gpen_core.types import Canvas, Face, Image, Matrix
@@ -39,6 +38,7 @@ Mask = Literal["box", "ellipse", "parse"]
 Status = Literal["restored", "failed", "skipped"]
 
 SCALES = (1, 2, 4)
+DEPTHS = (np.uint8, np.uint16)
 MIN_SIDE = 16
 MAX_SHARPEN = 3
 MAX_GRAIN = 2
@@ -284,10 +284,11 @@ class Restorer:
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.
 
-        image: H x W x 3 RGB, uint8 or uint16. No face is no error: the picture comes back as it was.
+        image: H x W x 3 RGB, uint8 or uint16; anything else raises ImageError. No face is no error: the picture comes
+        back as it was.
         """
         if options.tile is not None:
-            _check(image)
+            require_picture(image, DEPTHS)
             return self._tiled(image, options, options.tile)
         prepared = self.prepare(image, options)
         started = time.perf_counter()
@@ -300,7 +301,7 @@ class Restorer:
         A call does the same as the three: `prepare`, the network on what is `waiting`, `finish`. Different pictures may
         be in different stages at the same time, and share a batch. Not for `options.tile`. Raises as a call does.
         """
-        _check(image)
+        require_picture(image, DEPTHS)
         if options.tile is not None:
             raise UsageError("a picture that is restored in tiles has no stages")
         if options.mask == "parse" and self.parser is None:
@@ -328,9 +329,11 @@ class Restorer:
         """The last stage: paste the restored faces into the picture.
 
         pictures: T x T x 3 for each that was `waiting`, None where the network failed. seconds: what they took. The
-        canvas, if it has been made, becomes the result.
+        canvas, if it has been made, becomes the result. Raises ImageError for another number of pictures.
         """
         image, options = prepared.image, prepared.options
+        if len(pictures) != len(prepared.waiting):
+            raise ImageError(f"expected {len(prepared.waiting)} restored pictures, got {len(pictures)}")
         clock = _Clock({**prepared.seconds, "restore": seconds})
         result = self._background(image, options) if prepared.canvas is None else prepared.canvas
         if prepared.canvas is None and (result.shape != image.shape or self.upscaler is not None):
@@ -543,11 +546,6 @@ def _notes(faces: Sequence[RestoredFace], options: Options) -> tuple[str, ...]:
         elif any(face.status == "restored" and abs(pose(face)[0]) > math.pi / 4 for face in faces):
             notes.append("a head is tilted far; --rotate auto may restore it better")
     return tuple(notes)
-
-
-def _check(image: NDArray[np.generic]) -> None:
-    if image.dtype not in (np.uint8, np.uint16) or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        raise ImageError(f"expected H x W x 3 uint8 or uint16 pixels, got {image.dtype} {list(image.shape)}")
 
 
 class _Clock:

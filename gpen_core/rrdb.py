@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from gpen_core.checkpoint import FLOATS, describe_difference, describe_foreign
-from gpen_core.config import FORMAT_VERSION, METADATA_KEY, Provenance
+from gpen_core.config import FORMAT_VERSION, METADATA_KEY, Provenance, require_version
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.pixels import round_to
 from gpen_core.types import Canvas
@@ -283,8 +283,7 @@ def decode(metadata: Mapping[str, str]) -> tuple[UpscalerConfig, Provenance]:
         raise CheckpointError("the gpen-core metadata is not a JSON object")
     version, kind = content.get("format_version"), content.get("kind")
     config, provenance = content.get("config"), content.get("provenance")
-    if version != FORMAT_VERSION:
-        raise CheckpointError(f"format version {version!r}; this gpen-core reads {FORMAT_VERSION}")
+    require_version(version, FORMAT_VERSION)
     if kind != KIND:
         raise CheckpointError(f"holds a {kind!r}, not an {KIND}")
     if not isinstance(config, dict) or set(config) != {field.name for field in fields(UpscalerConfig)}:

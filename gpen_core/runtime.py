@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one, why_not_compiled
+from gpen_core.ahead import Fixed, Network, load_package, make_package, one_by_one, require_unpackable, why_not_compiled
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import DeviceError, UsageError
 from gpen_core.footprint import EAGER_MAPS, KERNEL_MAPS, Footprint, largest_map
 from gpen_core.model import Generator
 from gpen_core.package_cache import PACKAGE, open_cache, sidecar_for
-from gpen_core.pixels import from_network, to_network
+from gpen_core.pixels import from_network, require_crops, require_picture, to_network
 from gpen_core.rrdb import RRDBNet, upscale
 from gpen_core.types import Canvas, Image
 from gpen_core.winograd import WinogradGenerator
@@ -63,7 +63,8 @@ class RuntimeOptions:
     the kernels where they can run; "ahead" says that the network was compiled before.
     cache: a folder that keeps what is compiled for a CPU, named by the user, who trusts whoever can write to it; None
     means a folder of the user's own (`package_cache`).
-    max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing.
+    max_batch: faces in one call of the network; None means 8 on a GPU and 1 on a CPU, where more gain nothing. What is
+    compiled for a GPU takes 16 at most.
     cuda_graphs: record each compiled batch size once and replay it.
     cudnn, cudnn_benchmark, deterministic: cuDNN on, algorithms chosen by trial, reproducible algorithms only.
     upscaler_tile: cells along the side of what an up-scaler enlarges at once; None means the largest.
@@ -128,8 +129,9 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def largest_batch(options: RuntimeOptions, device: torch.device) -> int:
-    """Faces in one call of the network at most."""
-    return options.max_batch or (8 if device.type == "cuda" else 1)
+    """Faces in one call of the network at most: where batch sizes are prepared one by one, the largest of `BUCKETS`."""
+    wanted = options.max_batch or (8 if device.type == "cuda" else 1)
+    return min(wanted, BUCKETS[-1]) if options.compile and not compiles_ahead(device) else wanted
 
 
 def estimate_footprint(config: GeneratorConfig, values: int, options: RuntimeOptions) -> Footprint:
@@ -241,15 +243,19 @@ class Runtime:
             self([grey] * batch)
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture.
+
+        Raises ImageError for anything but S x S x 3 uint8, and DeviceError if not even one fits in memory.
+        """
         return self.submit(crops).result()
 
     def submit(self, crops: Sequence[Image]) -> Submitted:
-        """Start on S x S crops; what `__call__` returns and raises comes from the result.
+        """Start on S x S crops; what `__call__` returns and raises comes from the result, an ImageError from here.
 
         On a GPU this returns as soon as the work is queued there, so that the next crops can be queued behind it; on a
         CPU when it is done. Of more crops than a few batches, the first are waited for.
         """
+        require_crops(crops, (self.config.input_size,))
         batches: list[Batch] = []
         taken = 0
         while taken < len(crops):
@@ -456,7 +462,8 @@ class Upscaler:
         return self.net.config.scale
 
     def __call__(self, picture: Canvas, scale: int) -> Canvas:
-        """Enlarge H x W x 3 uint8 or uint16 by `scale`, which divides the network's. Raises DeviceError."""
+        """Enlarge H x W x 3 uint8 or uint16 by `scale`, which divides the network's. Raises ImageError, DeviceError."""
+        require_picture(picture, (np.uint8, np.uint16))
         while True:
             try:
                 return self._attempt(picture, scale)
@@ -535,15 +542,21 @@ def compiles_ahead(device: torch.device) -> bool:
 def compiled_ahead(generator: Generator, precision: str, cache: Path | None = None) -> Network:
     """A generator compiled for this CPU: now, or by an earlier process that kept it in the folder `cache`.
 
-    cache: as `RuntimeOptions` has it. Raises DeviceError.
+    cache: as `RuntimeOptions` has it. Raises DeviceError, also where what is compiled could not be loaded.
     """
     device = torch.device("cpu")
+    require_unpackable()
     kept = open_cache(cache)
     wanted = sidecar_for(generator, generator.config, precision)
     found = kept.find(wanted)
     if found is not None:
         return one_by_one(found)
-    require_compiler(device)
+    try:
+        require_compiler(device)
+    except DeviceError:
+        if kept.folder is None:
+            raise
+        raise DeviceError(kept.lacks()) from None
     writable = kept.writable()
     if kept.folder is not None and not writable:
         logger.warning("%s: can't be written to; the network is compiled for this process alone", kept.folder)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.footprint import Footprint, exported_footprint
-from gpen_core.pixels import from_network, to_network
+from gpen_core.onnx_file import require_whole
+from gpen_core.pixels import from_network, require_crops, to_network
 from gpen_core.types import Image
 
 PRECISION_KEY = "gpen_core_precision"
@@ -38,8 +39,8 @@ class OnnxRuntime:
     for minutes and is therefore never chosen unasked.
     max_batch: faces in one call; None means 8 on a GPU and 1 on a CPU. threads: of the CPU; None means all cores.
 
-    Raises CheckpointError for a file that is no such network, DeviceError for a device that onnxruntime can't use and
-    UsageError for a device that does not exist.
+    Raises CheckpointError for a file that is no such network or keeps its weights in other files, DeviceError for a
+    device that onnxruntime can't use and UsageError for a device that does not exist.
     """
 
     def __init__(
@@ -71,7 +72,11 @@ class OnnxRuntime:
             self([grey] * batch)
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture.
+
+        Raises ImageError for anything but S x S x 3 uint8, and DeviceError if onnxruntime fails.
+        """
+        require_crops(crops, (self.config.input_size,))
         results: list[Image | None] = []
         while len(results) < len(crops):
             batch = crops[len(results) : len(results) + self.max_batch]
@@ -114,6 +119,7 @@ def open_session(path: Path, device: str = "auto", threads: int | None = None) -
     providers = choose_providers(device, onnxruntime.get_available_providers())
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
+    require_whole(path, CheckpointError)
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
     options.intra_op_num_threads = threads or core_count()

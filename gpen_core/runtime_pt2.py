@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gpen_core.ahead import Sidecar, can_record, open_package, read_sidecar, require_machine
+from gpen_core.ahead import Sidecar, can_record, open_package, read_sidecar, require_machine, require_unpackable
 from gpen_core.config import GeneratorConfig, describe, megabytes
 from gpen_core.errors import DeviceError
 from gpen_core.footprint import Footprint, exported_footprint
@@ -53,7 +53,7 @@ class PackageRuntime:
         return self._runtime.max_batch
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore S x S crops; each result is T x T, or None where the network gave no finite picture."""
+        """Restore S x S crops, as `Runtime.__call__` does."""
         return self._runtime(crops)
 
     def submit(self, crops: Sequence[Image]) -> Submitted:
@@ -70,6 +70,7 @@ def survey(path: Path, device: str = "auto", max_batch: int | None = None) -> tu
     wanted = _device_for(path, sidecar, device)
     chosen = choose_device(wanted)
     require_machine(path, sidecar, chosen)
+    require_unpackable()
     batch = largest_batch(_options_for(sidecar, wanted, max_batch), chosen)
     config, width = sidecar.weights.config, 4 if sidecar.dtype == "fp32" else 2
     memory = exported_footprint(config, path.stat().st_size, batch, width)

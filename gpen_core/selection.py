@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakSet
 
 from gpen_core.backend import (
@@ -25,12 +26,15 @@ from gpen_core.backend import (
     survey_weights,
 )
 from gpen_core.config import PictureFormat, template_name, template_named
-from gpen_core.errors import DeviceError, UsageError
+from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.footprint import Footprint
+from gpen_core.pixels import require_crops
 from gpen_core.types import Image
 
 WeightFiles = str | Path | Sequence[str | Path]
 """A path or name of weights, several of them, or "auto": one file for each size that is on this machine."""
+
+Result = TypeVar("Result")
 
 AUTO = "auto"
 # On ten portraits, blurred, halved and noisy, gpen-open-256 came closer to the truth (by PSNR) than gpen-open-512 at
@@ -188,7 +192,10 @@ class Selection:
         return min(sides, key=lambda side: (side not in self._loaded, side))
 
     def __call__(self, crops: Sequence[Image]) -> list[Image | None]:
-        """Restore square uint8 crops, each in the network of its size; results as of any `CropRuntime`."""
+        """Restore square uint8 crops, each in the network of its size; results as of any `CropRuntime`.
+
+        Raises ImageError for a crop that no network is for.
+        """
         return self.submit(crops).result()
 
     def submit(self, crops: Sequence[Image]) -> Submitted:
@@ -196,6 +203,7 @@ class Selection:
 
         This waits as the networks' own `submit` does, and for those that have to leave the memory first.
         """
+        require_crops(crops, self.sizes)
         places: dict[int, list[int]] = {}
         for place, crop in enumerate(crops):
             places.setdefault(crop.shape[0], []).append(place)
@@ -301,7 +309,7 @@ def load_weights(
     memory: as `Selection` has it. template: name of the crops that all were trained on, where files have it wrong.
     """
     paths = find_all(weights, backend)
-    load = partial(
+    load: Callable[..., CropRuntime] = partial(
         load_runtime,
         backend=backend,
         device=device,
@@ -310,17 +318,31 @@ def load_weights(
         cache=cache,
         max_batch=max_batch,
     )
+    if weights == AUTO:
+        load = _of_auto(load)
     if len(paths) == 1:
         return load(paths[0])
+    survey = _of_auto(survey_weights) if weights == AUTO else survey_weights
     candidates = []
     for path in paths:
-        config, footprint = survey_weights(
-            path, device=device, precision=precision, compile=compile, max_batch=max_batch
-        )
+        config, footprint = survey(path, device=device, precision=precision, compile=compile, max_batch=max_batch)
         if template is not None:
             config = replace(config, template=template_named(template))  # type: ignore[type-var]
         candidates.append(Candidate(str(path), config, footprint, partial(load, path)))
     return Selection(candidates, memory)
+
+
+def _of_auto(open: Callable[..., Result]) -> Callable[..., Result]:
+    """The same, whose complaint about a file that nobody named says how it came in, and how it goes."""
+
+    def opened(path: Path, **options: object) -> Result:
+        try:
+            return open(path, **options)
+        except CheckpointError as error:
+            cure = "replace it, move it away, or name the weights to use"
+            raise CheckpointError(f"{error} (found by --weights auto: {cure})") from None
+
+    return opened
 
 
 def _require_company(candidates: Sequence[Candidate]) -> None:
@@ -346,6 +368,19 @@ def _require_company(candidates: Sequence[Candidate]) -> None:
 def input_size(runtime: CropRuntime, side: float) -> int:
     """The side of the crop for a face whose crop has a side of so many pixels in the photo."""
     return runtime.choose(side) if isinstance(runtime, Selection) else runtime.config.input_size
+
+
+def beyond(runtime: CropRuntime, batch: int) -> list[str]:
+    """Where so many faces in one call are more than a network takes, in lines for people."""
+    if isinstance(runtime, Selection):
+        found = [(f"{runtime.weights(size)}: ", runtime.batch_of(size)) for size in runtime.sizes]
+    else:
+        found = [("", runtime.max_batch)] if isinstance(runtime, Batched) else []
+    return [
+        f"{name}--batch {batch} is more than this network takes: it runs {most} face{'' if most == 1 else 's'} at once"
+        for name, most in found
+        if most < batch
+    ]
 
 
 def weights_used(runtime: CropRuntime, size: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 
 from gpen_core.errors import DeviceError, GpenError, UsageError
+from gpen_core.onnx_file import require_whole
 
 _MAX_THREADS = 8
 _LEGACY_STARTS = (b"PK\x03\x04", b"\x80")
@@ -18,9 +19,11 @@ def open_session(path: Path, device: str, what: str, failure: type[GpenError]) -
     """An onnxruntime session for an ONNX file.
 
     device: "cpu", or "cuda" where onnxruntime has its CUDA provider. what: "detector", say, and `failure`, for the
-    message about a file that is no ONNX model. Raises `failure`, DeviceError and UsageError.
+    message about a file that is no ONNX model, or not all of one. Raises `failure`, DeviceError and UsageError.
     """
     providers = _providers(device, what)
+    if path.exists() and not path.is_file():
+        raise failure(f"{path}: can't read the {what}: not a file")
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -30,6 +33,7 @@ def open_session(path: Path, device: str, what: str, failure: type[GpenError]) -
         raise failure(f"{path}: a PyTorch checkpoint, not an ONNX {what}: run `gpen-core convert {path}`")
     if start[8:9] == b"{":
         raise failure(f"{path}: a safetensors file, not an ONNX {what}")
+    require_whole(path, failure)
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.
     options.intra_op_num_threads = _thread_count()

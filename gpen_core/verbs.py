@@ -114,6 +114,7 @@ def process(
     from gpen_core.ledger import NAME
     from gpen_core.plan import files_of, plan
     from gpen_core.restorer import Restorer
+    from gpen_core.selection import beyond
     from gpen_core.tasks import require_task, restore
 
     if networks.weights == "auto" and kind != "restoration":
@@ -171,6 +172,9 @@ def process(
             memory=use.memory,
         )
         require_task(restorer, kind)
+        # Of a preset's batch nobody expects that it fits.
+        for line in beyond(restorer.runtime, networks.batch or 0):
+            complain(f"gpen-core: {line}")
         return restorer
 
     def settings() -> str:

@@ -29,3 +29,14 @@ def centerface_path() -> Path:
         return pull("centerface")
     except MissingWeightsError as error:
         pytest.skip(f"needs the face detector: {error}")
+
+
+@pytest.fixture(scope="session")
+def small_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pt2 package of small weights, which lie beside it. Not to be changed."""
+    from gpen_convert.export import export_generator
+    from tests.exported import SMALL, converted
+
+    source = converted(tmp_path_factory.mktemp("package"), SMALL)
+    export_generator(source, format="pt2")
+    return source.with_suffix(".pt2")

@@ -17,6 +17,8 @@ from tests.legacy import legacy_state
 
 PROVENANCE = Provenance(source_name="net.pth", source_sha256="0" * 64, licence="CC0-1.0", tool_version="gpen-core 0")
 ENLARGING = GeneratorConfig(input_size=16, output_size=32, channels=(8, 8, 4, 4), style_dim=16, n_mlp=2)
+# Compiling takes seconds for each level, and noise is of interest.
+SMALL = GeneratorConfig(input_size=8, output_size=16, channels=(8, 8, 4), style_dim=8, n_mlp=1)
 SEG2FACE = GeneratorConfig(
     input_size=16, output_size=16, channels=(8, 8, 4), style_dim=16, n_mlp=2, value_range=(0, 1), task="seg2face"
 )

@@ -35,6 +35,8 @@ def changed(converted: Path, path: Path, change: Change) -> Path:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
+    "version as text": (lambda c: c.update(format_version="1"), "format version '1' is not a whole number"),
+    "version as truth": (lambda c: c.update(format_version=True), "format version True is not a whole number"),
     "version": (lambda c: c.update(format_version=2), "format version 2; this gpen-core reads 1"),
     "kind": (lambda c: c.update(kind="detector"), "holds a 'detector', not a generator"),
     "no config": (lambda c: c.pop("config"), "incomplete gpen-core metadata"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
@@ -59,10 +60,25 @@ def test_the_environment_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
+def test_a_new_folder_stays_only_if_there_is_something_in_it(tmp_path: Path) -> None:
+    for leave in (False, True):
+        with suppress(RuntimeError), cached_in(tmp_path / "new" / "cache"):
+            (tmp_path / "new" / "cache" / "inductor" / "ab").mkdir(parents=True)
+            if leave:
+                (tmp_path / "new" / "cache" / "inductor" / "ab" / "file").touch()
+            raise RuntimeError("the compiler failed")
+        assert (tmp_path / "new").exists() == leave
+    with cached_in(tmp_path / "new"):
+        pass
+    assert (tmp_path / "new" / "cache" / "inductor" / "ab" / "file").exists()
+
+
 def test_folders_that_are_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="not a folder"), cached_in(tmp_path / "file"):
-        pass
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "file/inside", "link"):
+        with pytest.raises(UsageError, match=r"(is no|not a) folder"), cached_in(tmp_path / name):
+            pass
     monkeypatch.setattr(compile_cache, "writable", lambda folder: False)
     with pytest.raises(UsageError, match=r"no artefacts\.bin in it"), cached_in(tmp_path):
         pass

@@ -16,7 +16,20 @@ import gpen_core
 # Each group imports only from groups above it; inside a group, only from names further left.
 LAYERS = (
     ("errors", "types"),
-    ("config", "ops", "pixels", "files", "apart", "ledger", "memory", "presets", "footprint", "stopping", "progress"),
+    (
+        "config",
+        "ops",
+        "pixels",
+        "onnx_file",
+        "files",
+        "apart",
+        "ledger",
+        "memory",
+        "presets",
+        "footprint",
+        "stopping",
+        "progress",
+    ),
     ("align", "finish", "blend", "masks", "tiling", "sessions"),
     ("image_meta", "photo", "image_bmp", "image_jpeg", "image_png", "image_tiff", "image_webp", "image_extras"),
     ("image_io", "plan"),

@@ -11,6 +11,7 @@ from gpen_convert.infer import infer_config
 from gpen_convert.keymap import fold
 from gpen_core.checkpoint import build_generator
 from gpen_core.config import GeneratorConfig, Provenance, WeightsMetadata
+from gpen_core.errors import ImageError, UsageError
 from gpen_core.model import Generator
 from gpen_core.ops import blur, upsample2
 from tests import reference
@@ -97,7 +98,7 @@ def test_noise_is_an_argument_with_a_seeded_default() -> None:
 
 def test_wrong_inputs_are_errors() -> None:
     model = generator_of(legacy_state(TINY))
-    with pytest.raises(ValueError, match=r"expected \[B, 3, 16, 16\], got \[1, 3, 8, 8\]"):
+    with pytest.raises(ImageError, match=r"expected \[B, 3, 16, 16\], got \[1, 3, 8, 8\]"):
         model(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(ValueError, match="1 noise maps for 0 layers"):
+    with pytest.raises(UsageError, match="1 noise maps for 0 layers"):
         model(image_for(TINY), [torch.zeros(1, 4, 16, 16)])

@@ -355,6 +355,248 @@ def test_the_default_folder(
     assert len(made) == 1
 
 
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder that holds the user's own cache: what it lies in itself does not count."""
+    folder = tmp_path / "home"
+    folder.mkdir(0o755)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("GPEN_CORE_HOME", str(folder / "gpen"))
+    return folder
+
+
+@pytest.fixture
+def own(home: Path, filled: Path) -> Path:
+    """The user's own cache, filled; nobody else may write to anything of it."""
+    folder = home / "gpen" / FOLDER
+    shutil.copytree(filled / "cache", folder)
+    for path in (home / "gpen", folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
+LEVELS: dict[str, Callable[[Path], Path]] = {
+    "home": lambda own: own.parent.parent,
+    "the folder above": lambda own: own.parent,
+    "the cache": lambda own: own,
+    "an entry": only_entry,
+    "a package": lambda own: only_entry(own) / PACKAGE,
+    "a sidecar": lambda own: only_entry(own) / f"{PACKAGE}{SIDECAR}",
+}
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777], ids=oct)
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+def test_what_others_can_write_to_is_not_run(
+    level: Callable[[Path], Path],
+    mode: int,
+    own: Path,
+    generator: Generator,
+    made: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place = level(own)
+    place.chmod(mode if place.is_dir() else mode & 0o666)
+    if mode & 0o1000 and place in own.parents:
+        # There others can't touch what is not theirs.
+        assert open_cache(None) == PackageCache(own, MOST_BYTES)
+        return
+    with monkeypatch.context() as patch:
+        patch.setattr(package_cache, "open_package", None)
+        runtime = Runtime(generator, SMALL, options(None))
+    (warning,) = caplog.messages
+    assert "others may write to " in warning
+    assert str(place) in warning
+    assert "chmod go-w" in warning
+    assert len(made) == 1
+    assert as_eager(runtime, generator)
+    if own not in place.parents:
+        return
+    Runtime(generator, SMALL, options(None))
+    assert len(made) == len(caplog.messages) == 1, "the entry was not replaced"
+    assert only_entry(own).name == place.relative_to(own).parts[0]
+
+
+def test_what_belongs_to_others_is_not_run(
+    own: Path, generator: Generator, made: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = Path()
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        status = real(path)
+        return os.stat_result([*status[:4], 12345, *status[5:10]]) if path == strange else status
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    monkeypatch.setattr(package_cache, "open_package", None)
+    for level in LEVELS.values():
+        strange = level(own)
+        caplog.clear()
+        Runtime(generator, SMALL, options(None))
+        (warning,) = caplog.messages
+        assert "belongs to another user" in warning
+        assert str(strange) in warning
+    assert len(made) == len(LEVELS)
+
+
+def test_links_on_the_way_count_and_so_does_what_they_lead_to(tmp_path: Path, home: Path) -> None:
+    shared, inner, target = tmp_path / "shared", tmp_path / "shared" / "inner", home / "target"
+    for folder in (shared, inner, target):
+        folder.mkdir(0o755)
+    (inner / "link").symlink_to(target)
+    (home / "way").symlink_to("../shared/inner/link")
+    assert distrust(home / "way") == distrust(home / "way" / "nowhere") == ""
+    inner.chmod(0o777)
+    assert distrust(home / "way") == f"others may write to {inner} (chmod go-w)"
+    inner.chmod(0o755)
+    target.chmod(0o1777)
+    assert distrust(home / "way") == "others may write to it (chmod go-w)"
+    (home / "circle").symlink_to(home / "circle")
+    assert distrust(home / "circle") == os.strerror(errno.ELOOP)
+
+
+def occupy_by_a_file(entry: Path) -> None:
+    entry.write_text("mine")
+
+
+def occupy_by_a_fifo(entry: Path) -> None:
+    os.mkfifo(entry)
+
+
+def occupy_by_a_link_to_nowhere(entry: Path) -> None:
+    entry.symlink_to("nowhere")
+
+
+def occupy_by_a_link_to_a_folder(entry: Path) -> None:
+    entry.symlink_to(entry.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    "occupy",
+    [occupy_by_a_file, occupy_by_a_fifo, occupy_by_a_link_to_nowhere, occupy_by_a_link_to_a_folder],
+)
+def test_an_entry_that_is_no_folder_is_replaced(
+    occupy: Callable[[Path], None],
+    named: bool,
+    own: Path,
+    generator: Generator,
+    made: list[Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entry = only_entry(own)
+    elsewhere = entry.rename(entry.with_name("elsewhere"))
+    occupy(entry)
+    cache = own if named else None
+    for _ in range(2):
+        Runtime(generator, SMALL, options(cache))
+        assert caplog.messages == [f"{entry}: not a folder; not used"]
+        assert len(made) == 1
+    assert sorted(path.name for path in own.iterdir()) == sorted([entry.name, "elsewhere"])
+    assert (entry.is_dir(), entry.is_symlink()) == (True, False)
+    assert (elsewhere / PACKAGE).is_file(), "what a link led to is not ours"
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("put", [fifo, device, Path.mkdir])
+@pytest.mark.parametrize("name", [PACKAGE, f"{PACKAGE}{SIDECAR}"])
+def test_what_is_no_file_in_an_entry_is_not_read(
+    name: str,
+    put: Callable[[Path], None],
+    named: bool,
+    own: Path,
+    generator: Generator,
+    made: list[Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = only_entry(own) / name
+    file.unlink()
+    put(file)
+    for _ in range(2):
+        Runtime(generator, SMALL, options(own if named else None))
+        assert caplog.messages == [f"{file}: not a file; not used"]
+        assert len(made) == 1
+    assert only_entry(own) == file.parent
+
+
+def test_an_entry_that_can_not_be_removed_stays(
+    own: Path, generator: Generator, made: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = only_entry(own)
+    damage(entry)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != entry and access(path, mode))
+    Runtime(generator, SMALL, options(own))
+    assert caplog.messages[1:] == [f"{own}: the compiled network can't be kept (Permission denied)"]
+    assert only_entry(own) == entry
+
+
+@pytest.mark.parametrize("mask", [0, 0o002, 0o077])
+def test_what_is_kept_can_be_used_whatever_the_umask(
+    mask: int, home: Path, generator: Generator, made: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.umask(mask)
+    try:
+        for _ in range(2):
+            Runtime(generator, SMALL, options(None))
+    finally:
+        os.umask(before)
+    assert caplog.messages == []
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("place", ["cache", "new/cache"])
+def test_a_failed_compilation_leaves_no_folder(
+    place: str, tmp_path: Path, filled: Path, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DeviceError("no compiler")
+
+    monkeypatch.setenv("GPEN_CORE_HOME", str(tmp_path / place))
+    command = ["compile", str(filled / "net.safetensors"), "--cache", str(tmp_path / place), "--device", "cpu"]
+    for name in ("require_compiler", "make_package"):
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, name, fail)
+            for cache in (tmp_path / place, None):
+                with pytest.raises(DeviceError):
+                    compiled_ahead(generator, "fp32", cache)
+            assert run_command(command) == 2
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_without_an_entry_and_a_compiler(
+    home: Path, filled: Path, tmp_path: Path, generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line says why there is nothing, and how there would be."""
+
+    def absent(device: torch.device) -> None:
+        raise DeviceError("--compile on a CPU needs a C++ compiler")
+
+    monkeypatch.setattr(runtime, "require_compiler", absent)
+    cache, own = filled / "cache", home / "gpen" / FOLDER
+    reason = "holds nothing that was compiled for these weights, this processor and these versions"
+    with pytest.raises(DeviceError) as caught:
+        compiled_ahead(changed(generator), "fp32", cache)
+    assert str(caught.value).startswith(f"{cache}: {reason}, and --compile needs a C++ compiler (g++): install one")
+    assert f"(gpen-core compile MODEL --cache {cache}), or leave --compile out" in str(caught.value)
+    with pytest.raises(DeviceError) as caught:
+        compiled_ahead(generator, "fp32")
+    assert str(caught.value).startswith(f"{own}: {reason}")
+    assert "(gpen-core compile MODEL --cache DIR) and give it to --cache" in str(caught.value)
+    monkeypatch.setattr(package_cache, "default_folder", lambda: None)
+    with pytest.raises(DeviceError, match=r"^--compile on a CPU needs a C\+\+ compiler$"):
+        compiled_ahead(generator, "fp32")
+
+
 def test_a_default_folder_that_others_can_write_to(
     filled: Path,
     tmp_path: Path,
@@ -377,6 +619,7 @@ def test_a_default_folder_that_others_can_write_to(
 
 
 def test_whom_a_folder_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert distrust(tmp_path / "nowhere") == distrust(tmp_path) == ""
     (tmp_path / "file").touch()
     assert distrust(tmp_path / "file") == "not a folder"
@@ -433,5 +676,9 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path, filled: Path, wan
     stored(tmp_path, f".{'a' * 16}.part", 1, now - ABANDONED_SECONDS - 100)
     stored(tmp_path, f".{'b' * 16}.part", 1, now)
     stored(tmp_path, ".mine.part", 1, 0)
+    (tmp_path / f".{'c' * 16}.part").touch()
+    os.utime(tmp_path / f".{'c' * 16}.part", (0, 0))
+    (tmp_path / f".{'d' * 16}.part").symlink_to("nowhere")
+    os.utime(tmp_path / f".{'d' * 16}.part", (0, 0), follow_symlinks=False)
     PackageCache(tmp_path, MOST_BYTES).keep(package, wanted)
     assert {path.name for path in tmp_path.iterdir()} == {name_of(wanted), f".{'b' * 16}.part", ".mine.part"}

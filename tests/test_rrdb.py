@@ -221,6 +221,7 @@ CONFIG = {"scale": 4, "features": 8, "blocks": 1, "growth": 8, "margin": 17}
     [
         ({"kind": "generator"}, "holds a 'generator', not an upscaler"),
         ({"format_version": 2}, "format version 2"),
+        ({"format_version": "1"}, "format version '1' is not a whole number"),
         ({"config": {"scale": 4}}, "incomplete up-scaler configuration"),
         ({"config": None}, "incomplete up-scaler configuration"),
         ({"provenance": None}, "no provenance"),

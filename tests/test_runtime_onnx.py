@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from gpen_convert.export import export_generator
-from gpen_core.backend import CropRuntime, find_weights
+from gpen_core.backend import NO_TORCH, CropRuntime, find_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
 from gpen_core.config import GPEN_TEMPLATE
@@ -287,10 +287,28 @@ def test_nothing_of_pytorch_is_touched() -> None:
     assert run_process(code, []).stderr == ""
 
 
-def test_what_needs_pytorch_says_so(exported: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        "enhance {face} --aligned --weights {net}.safetensors",
+        "enhance {face} --aligned --weights {net}.safetensors --weights {net}.onnx",
+        "enhance {face} --aligned --weights {net}.onnx --compile --cache cache",
+        "enhance {face} --aligned --weights {net}.onnx --upscaler {net}.safetensors",
+        "seg2face {face} --weights {net}.safetensors",
+        "convert {net}.safetensors",
+        "export {net}.safetensors --format onnx",
+        "export gpen-open-512 --format pt2",
+        "compile {net}.safetensors --cache cache",
+        "info {net}.safetensors",
+    ],
+)
+def test_what_needs_pytorch_says_so(command: str, exported: Path, tmp_path: Path) -> None:
+    """In the same words everywhere, where only requirements-onnx.txt is installed."""
     face = tmp_path / "face.png"
     assert cv2.imwrite(str(face), smooth_picture(16, 16))
-    done = run_process(WITHOUT_TORCH, ["enhance", face, "--aligned", "--weights", exported / "net.safetensors"])
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "PyTorch is not installed" in done.stderr
+    arguments = command.format(face=face, net=exported / "net").split()
+    absent = "import os, sys; sys.modules |= dict.fromkeys(('torch', 'safetensors', 'einops', 'onnx')); "
+    done = run_process(f"{absent}os.chdir({str(tmp_path)!r}); {PLAIN}", arguments)
+    assert done.stderr == f"gpen-core: {NO_TORCH}\n"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert list(tmp_path.iterdir()) == [face]

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -24,11 +25,12 @@ from torch.torch_version import TorchVersion
 
 import gpen_weights
 from gpen_convert import export
-from gpen_convert.export import difference, export_generator, probe
+from gpen_convert.export import difference, export_generator, export_package, probe
 from gpen_core import ahead, doctor, runtime_pt2
 from gpen_core.ahead import (
     BATCHES,
     ONE,
+    PLACES,
     SIDECAR,
     Machine,
     Sidecar,
@@ -38,31 +40,29 @@ from gpen_core.ahead import (
     make_package,
     read_sidecar,
     require_loadable,
+    unpacking_place,
 )
 from gpen_core.backend import CropRuntime, survey_weights
 from gpen_core.checkpoint import load_generator
 from gpen_core.cli import run_command
-from gpen_core.config import GeneratorConfig
-from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
+from gpen_core.errors import CheckpointError, DeviceError, GpenError, ImageError, UsageError
 from gpen_core.files import sha256
 from gpen_core.restorer import Options, Restorer
-from gpen_core.runtime import Compiled, Runtime, RuntimeOptions, switches
+from gpen_core.runtime import Compiled, Runtime, RuntimeOptions, compiled_ahead, switches
 from gpen_core.runtime_pt2 import PackageRuntime
 from gpen_core.types import Image
-from tests.exported import PLAIN, converted, run_process
+from tests.exported import PLAIN, SMALL, converted, run_process
 from tests.stubs import config_of, doubled, smooth_picture
+from tests.test_wrong_input import NO_CROPS
 
-# Compiling takes seconds for each level, and noise is of interest.
-SMALL = GeneratorConfig(input_size=8, output_size=16, channels=(8, 8, 4), style_dim=8, n_mlp=1)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NO_EXECUTION = SimpleNamespace(f_flag=getattr(os, "ST_NOEXEC", 0))
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(small_package: Path) -> Path:
     """A package beside the weights it was made from."""
-    source = converted(tmp_path_factory.mktemp("made"), SMALL)
-    export_generator(source, format="pt2")
-    return source.with_suffix(".pt2")
+    return small_package
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_code_for_every_batch(dynamic: Path) -> None:
     for batch in (1, 3, 15):
         image = probe(SMALL, batch)
         torch.testing.assert_close(network(image), doubled(image))
-    with pytest.raises(ValueError, match=r"expected \[1..15, 3, 8, 8\]"):
+    with pytest.raises(ImageError, match=r"expected \[1..15, 3, 8, 8\]"):
         network(torch.zeros(16, 3, 8, 8))
 
 
@@ -205,8 +205,16 @@ def test_the_bundled_weights(tmp_path: Path) -> None:
 )
 def test_inputs_that_do_not_fit(image: torch.Tensor, made: Path) -> None:
     _, network = load_package(made, CPU)
-    with pytest.raises(ValueError, match=r"expected \[1..15, 3, 8, 8\] float32 on cpu, got"):
+    with pytest.raises(ImageError, match=r"expected \[1..15, 3, 8, 8\] float32 on cpu, got"):
         network(image)
+
+
+def test_crops_that_do_not_fit(made: Path) -> None:
+    runtime = PackageRuntime(made)
+    for crops in NO_CROPS.values():
+        for start in (runtime, runtime.submit):
+            with pytest.raises(ImageError, match=r"^expected (crops of 8 x 8 x 3 uint8|a sequence of crops)"):
+                start(crops)
 
 
 def test_inputs_of_any_layout(made: Path) -> None:
@@ -236,6 +244,25 @@ def test_inputs_of_any_layout(made: Path) -> None:
         (lambda c: (c.pop("compiled_batches"), c.update(format_version=1)), "not the sidecar that this package was"),
         (lambda c: c.update(surprise=1), "contradicts itself"),
         (lambda c: c.pop("dtype"), "malformed"),
+        *(
+            (lambda c, value=value: c.update(format_version=value), "malformed")
+            for value in ("2", 2.0, True, None, [2])
+        ),
+        *((lambda c, value=value: c.update(batches=value), "malformed") for value in ("ab", ["1", "15"], [True, 15])),
+        (lambda c: c.update(batches=[1, 15.5]), "malformed"),
+        (lambda c: c.update(compiled_batches=[1.0, 1]), "malformed"),
+        (lambda c: c.update(input_size="8"), "malformed"),
+        (lambda c: c.update(dtype=32), "malformed"),
+        (lambda c: c.update(checkpoint_sha256=None), "malformed"),
+        (lambda c: c.update(package_sha256=7), "malformed"),
+        (lambda c: c.update(weights=[]), "malformed"),
+        (lambda c: c.update(machine=[]), "malformed"),
+        (lambda c: c["machine"].update(features="avx"), "malformed"),
+        (lambda c: c["machine"].update(features=["avx", None]), "malformed"),
+        (lambda c: c["machine"].update(torch=2.13), "malformed"),
+        (lambda c: c["machine"].update(surprise="a"), "malformed"),
+        (lambda c: (c.clear(), c.update(format_version=3)), "format 3, which this version of gpen-core does not know"),
+        (lambda c: c["weights"].update(format_version="1"), "format version '1' is not a whole number: .* malformed"),
         (lambda c: c["machine"].pop("torch"), "malformed"),
         (lambda c: c["weights"]["config"].update(input_size=7), "input_size 7 is"),
     ],
@@ -362,6 +389,19 @@ def test_running_needs_no_compiler_and_no_settings(made: Path, tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     assert "cpu fp32 ahead of time" in done.stdout
     assert (tmp_path / "out.png").is_file()
+
+
+def test_a_batch_that_is_too_large_is_told(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    face = tmp_path / "face.png"
+    assert cv2.imwrite(str(face), smooth_picture(8, 8))
+    command = ["enhance", str(face), "--aligned", "-o", str(tmp_path / "out.png"), "--weights", str(made)]
+    told = "gpen-core: --batch 99 is more than this network takes: it runs 15 faces at once\n"
+    for batch, said in (("15", ""), ("99", told)):
+        assert run_command([*command, "--batch", batch]) == 0
+        assert capsys.readouterr().err == said
+    larger = converted(tmp_path, replace(SMALL, input_size=16))
+    assert run_command([*command, "--weights", str(larger), "--batch", "99"]) == 0
+    assert capsys.readouterr().err == told.replace("--batch", f"{made}: --batch")
 
 
 def test_info(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -605,6 +645,7 @@ def test_a_package_that_kills_its_process_is_refused(
     [
         ("Error in dlopen: /tmp/a/b.so: failed to map segment from shared object", True),
         ("Failed to extract zip file a.so to destination file /tmp/a/a.so, mz_zip error string: write failed", True),
+        ("Failed to create temporary directory: Permission denied", True),
         ("file in archive is not in a subdirectory", False),
     ],
 )
@@ -620,6 +661,64 @@ def test_a_package_that_can_not_be_unpacked(
     assert words in str(told.value)
     assert ("/tmp, which must have room and allow execution" in str(told.value)) == hinted
     assert "Exception" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "place"), [("2.13.0", "{folder}/TMPDIR"), ("2.12.1", "/tmp")], ids=["as it is named", "/tmp"]
+)
+def test_where_packages_are_unpacked(version: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    for name in PLACES:
+        monkeypatch.delenv(name, raising=False)
+    assert unpacking_place()[0] == Path("/tmp")
+    for name in reversed(PLACES):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    assert str(unpacking_place()[0]) == place.format(folder=tmp_path)
+
+
+def test_another_place_to_unpack_is_used(made: Path, tmp_path: Path) -> None:
+    """As the check expects of this PyTorch."""
+    code = (
+        "import sys, torch; from pathlib import Path; from gpen_core.ahead import load_package, unpacking_place\n"
+        "network = load_package(Path(sys.argv[1]), torch.device('cpu'))\n"
+        "assert torch.__version__ < '2.13' or any(unpacking_place()[0].glob('aotinductor_*')), unpacking_place()\n"
+    )
+    done = run_process(code, [made], {"TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda patch: patch.setattr(os, "access", lambda *_: False), "can't be written to"),
+        (lambda patch: patch.setattr(os, "statvfs", lambda _: NO_EXECUTION), r"allows no execution \(mounted noexec\)"),
+        (lambda patch: patch.setattr(Path, "is_dir", lambda _: False), "is no folder"),
+    ],
+    ids=["unwritable", "noexec", "nowhere"],
+)
+def test_a_place_that_nothing_can_be_unpacked_in(
+    spoil: Callable[[pytest.MonkeyPatch], None], said: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before the package is opened, or anything compiled."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    sidecar = read_sidecar(made)
+    monkeypatch.setattr(ahead, "require_machine", lambda *_: None)
+    monkeypatch.setattr(ahead, "_open", None)
+    message = f"^{tmp_path} {said}, and PyTorch unpacks compiled networks there: name another in the variable TMPDIR$"
+    generator = load_generator(made.with_suffix(".safetensors"))
+    starts: list[Callable[[], object]] = [
+        lambda: ahead.open_package(made, sidecar, CPU),
+        lambda: compiled_ahead(generator, "fp32", tmp_path / "cache"),
+        lambda: export_package(generator, sidecar.weights, tmp_path / "net.pt2", "fp32", CPU, "0" * 64),
+    ]
+    for start in starts:
+        with monkeypatch.context() as patch:
+            spoil(patch)
+            with pytest.raises(DeviceError, match=message):
+                start()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

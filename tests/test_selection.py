@@ -779,6 +779,33 @@ def test_auto_takes_what_is_here(home: Path, capsys: pytest.CaptureFixture[str])
     assert [path.name for path in find_all("auto", "onnx")] == ["GPEN-BFR-512.onnx"]
 
 
+@pytest.mark.parametrize("name", ["GPEN-BFR-2048.safetensors", "gpen-open-512.safetensors", "GPEN-BFR-1024.onnx"])
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\x80\x00\x00\x00\x00\x00\x00\x00{", b"\x08\x08"])
+def test_a_damaged_file_that_auto_finds(
+    content: bytes, name: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the file, which nobody did, and says how to go on. Alone or one of several."""
+    (home / name).write_bytes(content)
+    assert enhance("--weights", "auto") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"gpen-core: {home / name}: ")
+    assert "(found by --weights auto: replace it, move it away, or name the weights to use)" in error
+    assert not Path("out/photo.png").exists()
+    assert enhance("--weights", str(home / name)) == 2
+    assert "--weights auto" not in capsys.readouterr().err
+
+
+def test_a_damaged_file_that_is_needed_late(home: Path) -> None:
+    """Its header is sound, so it is found when the first face needs it."""
+    for name, size in (("GPEN-BFR-256", 16), ("gpen-open-512", 32)):
+        converted(home, small_config(size), name)
+    runtime = load_weights("auto", device="cpu")
+    (home / "gpen-open-512.safetensors").write_bytes(b"<html>")
+    with pytest.raises(CheckpointError, match=r"gpen-open-512\.safetensors: looks like .* \(found by --weights auto"):
+        runtime([np.zeros((32, 32, 3), np.uint8)])
+
+
 def test_auto_with_the_bundled_weights_alone(home: Path) -> None:
     assert find_all("auto") == find_all("gpen-open-512")
     assert isinstance(load_weights("auto", device="cpu"), Runtime)

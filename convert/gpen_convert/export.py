@@ -17,7 +17,16 @@ from torch import Tensor, nn
 from gpen_convert import to_onnx
 from gpen_convert.targets import may_replace, origin_of, output_path
 from gpen_core import __version__
-from gpen_core.ahead import SIDECAR, Fixed, Sidecar, describe_machine, load_package, make_package, why_not_compiled
+from gpen_core.ahead import (
+    SIDECAR,
+    Fixed,
+    Sidecar,
+    describe_machine,
+    load_package,
+    make_package,
+    require_unpackable,
+    why_not_compiled,
+)
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig, WeightsMetadata, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, GpenError, UsageError
@@ -131,7 +140,7 @@ def export_package(
 ) -> Agreement:
     """Compile ahead of time (AOTInductor) for this machine, and write the package and its sidecar TARGET.json.
 
-    Raises DeviceError if the compiler that this needs is not there.
+    Raises DeviceError if the compiler that this needs is not there, or no place to unpack what it makes.
     """
     if not hasattr(torch._inductor, "aoti_load_package"):
         raise UsageError(f"--format pt2 needs PyTorch 2.6 or newer; this is {torch.__version__}")
@@ -142,6 +151,7 @@ def export_package(
     except DeviceError:
         tool = "Triton (pip install triton)" if device.type == "cuda" else "a C++ compiler (g++)"
         raise DeviceError(f"--format pt2 needs {tool} to write, though not to run; install one") from None
+    require_unpackable()
     facts = Sidecar.describe(metadata, describe_machine(device), dtype, checkpoint_sha256)
     if device.type == "cpu":
         network = form_for_cpu(generator, dtype)

@@ -152,7 +152,8 @@ def _read_member(path: Path, wheel: _Wheel) -> bytes:
 
 def _require_writable(folder: Path, entry: Entry) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Compiled networks are kept below it, where nobody else may write.
+        folder.mkdir(0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
