@@ -451,9 +451,9 @@ def _open(path: Path, device: torch.device) -> Network:
     thread = threading.local()
 
     def code(image: Tensor) -> Tensor:
-        if device.type == "cuda" and not hasattr(thread, "ready"):
+        if image.is_cuda and not hasattr(thread, "ready"):
             # A package launches its kernels past the library that gives a thread its GPU at the first use.
-            torch.zeros(1, device=device)
+            torch.zeros(1, device=image.device)
             thread.ready = True
         with turn:
             result: Tensor = opened.run([image])[0]
