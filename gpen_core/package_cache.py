@@ -118,9 +118,8 @@ class PackageCache:
         return entry
 
     def _replace(self, entry: Path, package: Path, mode: int) -> None:
-        if _is_entry(entry) and not os.access(entry, os.W_OK | os.X_OK):
-            # It could be moved away, but not removed.
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        # It could be moved away, but not removed.
+        _require_removable(entry)
         temporary, old = (entry.with_name(f".{secrets.token_hex(8)}.part") for _ in range(2))
         try:
             temporary.mkdir(mode)
@@ -336,6 +335,24 @@ def _open(entry: Path, wanted: Sidecar) -> Network:
     with suppress(OSError):
         os.utime(entry)
     return network
+
+
+def _require_removable(entry: Path) -> None:
+    """Raises PermissionError for a folder that this user can't empty.
+
+    Asked of the folder that is open, because another process may put a new one in its place in between.
+    """
+    try:
+        opened = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except PermissionError:
+        raise
+    except OSError:
+        return
+    try:
+        if not os.access(".", os.W_OK | os.X_OK, dir_fd=opened):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    finally:
+        os.close(opened)
 
 
 def _is_entry(path: Path) -> bool:

@@ -6,9 +6,9 @@ import copy
 import errno
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -284,11 +284,9 @@ def test_what_is_half_written_has_no_name(
 def test_many_at_once(tmp_path: Path, filled: Path, wanted: Sidecar) -> None:
     package = only_entry(filled / "cache") / PACKAGE
     kept = PackageCache(tmp_path)
-    threads = [threading.Thread(target=lambda: [kept.keep(package, wanted) for _ in range(10)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        entries = set(pool.map(lambda _: kept.keep(package, wanted), range(80)))
+    assert entries == {tmp_path / name_of(wanted)}
     assert only_entry(tmp_path).name == name_of(wanted)
     assert kept.find(wanted) is not None
 
@@ -533,8 +531,12 @@ def test_an_entry_that_can_not_be_removed_stays(
 ) -> None:
     entry = only_entry(own)
     damage(entry)
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != entry and access(path, mode))
+    access, inode = os.access, entry.stat().st_ino
+
+    def denied(path: str | Path, mode: int, *, dir_fd: int | None = None) -> bool:
+        return os.stat(path, dir_fd=dir_fd).st_ino != inode and access(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "access", denied)
     Runtime(generator, SMALL, options(own))
     assert caplog.messages[1:] == [f"{own}: the compiled network can't be kept (Permission denied)"]
     assert only_entry(own) == entry
