@@ -180,13 +180,16 @@ def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert part in told
 
 
+NEEDS_PACKAGES = pytest.mark.skipif(not hasattr(torch._inductor, "aoti_load_package"), reason="needs PyTorch 2.6")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         ({"format": "tflite"}, UsageError, "use onnx or pt2"),
         ({"format": "onnx", "dtype": "int8"}, UsageError, "use fp32 or fp16"),
         ({"format": "onnx", "device": "cuda"}, UsageError, "runs on every device"),
-        ({"format": "pt2", "dtype": "fp16"}, DeviceError, "needs --device cuda"),
+        pytest.param({"format": "pt2", "dtype": "fp16"}, DeviceError, "needs --device cuda", marks=NEEDS_PACKAGES),
         ({"format": "onnx", "output": Path("net.pt2")}, UsageError, r"must be named \*\.onnx"),
         ({"format": "onnx", "output": Path("nowhere/net.onnx")}, UsageError, "does not exist"),
     ],

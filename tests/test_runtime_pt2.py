@@ -55,6 +55,7 @@ from tests.exported import PLAIN, SMALL, converted, run_process
 from tests.stubs import config_of, doubled, smooth_picture
 from tests.test_wrong_input import NO_CROPS
 
+pytestmark = pytest.mark.skipif(not hasattr(torch._inductor, "aoti_load_package"), reason="needs PyTorch 2.6 or newer")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NO_EXECUTION = SimpleNamespace(f_flag=getattr(os, "ST_NOEXEC", 0))
 
