@@ -39,6 +39,8 @@ LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
 # One compilation for each bucket and each runtime of a process; PyTorch's own limit of 8 counts them all together.
 COMPILATIONS = 64
+# The first whose loops can be unrolled by a factor, and the first GPUs that it compiles for.
+OLDEST_TRITON, OLDEST_GPU = (3, 2), (7, 0)
 # Sides of the up-scaler's tiles, in cells of its grid.
 LARGEST_TILE, SMALLEST_TILE = 256, 32
 # Batches of one request on their way: the device has the next one before the last one's pictures are read.
@@ -223,7 +225,9 @@ class Runtime:
         wanted = self.options.compiler
         fit = kernels_fit(self.generator, self.config, self.device)
         if wanted == "kernels" and not fit:
-            raise DeviceError("the kernels need a CUDA device, Triton and a generator that concatenates its features")
+            raise DeviceError(
+                "the kernels need a GPU from Volta on, Triton 3.2 and a generator that concatenates its features"
+            )
         if wanted in ("auto", "kernels") and fit:
             return "kernels"
         return "inductor" if wanted == "auto" else wanted
@@ -610,7 +614,12 @@ def form_for_gpu(generator: Generator, precision: str, device: torch.device) -> 
 def kernels_fit(generator: object, config: GeneratorConfig, device: torch.device) -> bool:
     """Whether this package's kernels can run a generator on a device."""
     on_gpu = device.type == "cuda" and importlib.util.find_spec("triton") is not None
-    return on_gpu and isinstance(generator, Generator) and config.concat
+    if not (on_gpu and isinstance(generator, Generator) and config.concat):
+        return False
+    import triton
+
+    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
+    return version >= OLDEST_TRITON and torch.cuda.get_device_capability(device) >= OLDEST_GPU
 
 
 def guarded(step: Step, freezing: bool) -> Step:

@@ -7,6 +7,9 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +17,11 @@ import torch
 
 from bench.model import published_config, random_generator
 from gpen_core.config import GeneratorConfig
-from gpen_core.runtime import Runtime, RuntimeOptions
+from gpen_core.runtime import OLDEST_TRITON, Runtime, RuntimeOptions
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+TRITON = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "0.0"
+VERSION = tuple(int(part) for part in TRITON.split(".")[:2])
+pytestmark = pytest.mark.skipif(VERSION < OLDEST_TRITON, reason="needs Triton 3.2")
 
 # Widths that are no powers of two, an enlarging network, and both ways of a small convolution.
 INTERPRETED = """
@@ -39,7 +44,7 @@ for config in (GeneratorConfig(8, 8, (12, 8), 16, 1), GeneratorConfig(8, 16, (8,
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the compiled kernels are tested instead")
 def test_interpreted_kernels_equal_the_eager_network() -> None:
-    if importlib.metadata.version("triton").startswith("3.9."):
+    if VERSION == (3, 9):
         pytest.skip("Triton 3.9's interpreter makes an int32 of a bool that it broadcasts, and refuses that as a mask")
     path = os.pathsep.join(sys.path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
@@ -47,6 +52,44 @@ def test_interpreted_kernels_equal_the_eager_network() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class Compiling:
+    """A kernel that is compiled for a GPU where it would be launched, and the machine code of all."""
+
+    def __init__(self, kernel: Any, compiled: dict[str, int]) -> None:
+        self.kernel, self.compiled = kernel, compiled
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*arguments: object, **fixed: object) -> None:
+            code = self.kernel.warmup(*arguments, grid=(1, 1, 1), **fixed).asm["cubin"]
+            self.compiled[self.kernel.fn.__name__] = len(code)
+
+        return launch
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(75, torch.float16), (90, torch.float32), (90, torch.bfloat16)])
+def test_every_kernel_compiles(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the GPUs of Turing and Hopper, though there is none."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from gpen_core import kernels
+
+    compiled: dict[str, int] = {}
+    monkeypatch.setattr(kernels, "launch", lambda kernel: Compiling(kernel, compiled))
+    absent = SimpleNamespace(
+        # Kernels are kept by device, so that none of these meets another.
+        get_current_device=lambda: 1000 + capability,
+        get_current_stream=lambda _=0: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+    )
+    monkeypatch.setattr(driver, "_active" if hasattr(driver, "_active") else "active", absent)
+    generator = random_generator(GeneratorConfig(32, 64, (32, 32, 24, 16, 8), 16, 2))
+    kernels.FusedGenerator(generator, torch.device("cpu"), dtype)(torch.zeros(1, 3, 32, 32))
+    written = {name for name, value in vars(kernels).items() if name.endswith("_kernel") and hasattr(value, "warmup")}
+    assert set(compiled) == written
+    assert min(compiled.values()) > 0
 
 
 def test_kernels_compute_nothing_in_double_precision() -> None:
