@@ -193,7 +193,8 @@ def enhance(
         int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write one JSON object for each photo to this file.", readable=False)
+        Path | None,
+        typer.Option(help="Write one JSON object for each photo to this file, over an earlier report.", readable=False),
     ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -113,6 +113,7 @@ def process(
     from gpen_core.gallery import open_gallery
     from gpen_core.ledger import NAME
     from gpen_core.plan import files_of, plan
+    from gpen_core.report import report_to, require_report
     from gpen_core.restorer import Restorer
     from gpen_core.selection import beyond
     from gpen_core.tasks import require_task, restore
@@ -147,6 +148,8 @@ def process(
     written += [] if report is None else [Written(report, "the report (--report)")]
     written += [] if use.cache is None else [Written(use.cache / "inductor", "what is compiled (--cache)")]
     require_apart(read, written)
+    if report is not None:
+        require_report(report)
     for warning in _warnings(photos, jobs, recursive, options, files):
         complain(f"gpen-core: {warning}")
 
@@ -212,40 +215,6 @@ def process(
     if len(jobs) > 1 or any(not job.named for job in jobs):
         complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)
-
-
-@contextmanager
-def report_to(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once, and the first one opens it."""
-    import json
-
-    from gpen_core.files import require_writable
-    from gpen_core.ledger import NAME
-
-    if path is None:
-        yield lambda record: None
-        return
-    if path.name == NAME:
-        raise UsageError(f"--report {path}: that is the record of a folder")
-    try:
-        require_writable(path.parent)
-        if path.is_dir():
-            raise UsageError(f"--report {path}: that is a folder")
-    except (ImageError, OSError) as error:
-        raise UsageError(f"--report {path}: {error}") from None
-    with ExitStack() as stack:
-        opened: list[Any] = []
-
-        def write(record: dict[str, Any]) -> None:
-            try:
-                if not opened:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    opened.append(stack.enter_context(path.open("wb", buffering=0)))
-                opened[0].write(json.dumps(record).encode() + b"\n")
-            except OSError as error:
-                raise ImageError(f"--report {path}: {error.strerror}") from None
-
-        yield write
 
 
 def refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:

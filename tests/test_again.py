@@ -119,9 +119,10 @@ def test_a_report_is_kept_until_there_is_a_new_one(photos: Path, monkeypatch: py
         raise CheckpointError("w.safetensors: no weights")
 
     monkeypatch.setattr(Restorer, "load", broken)
-    Path("old.jsonl").write_text("old")
+    old = '{"input": "in/0.png", "output": null, "status": "failed", "faces": [], "seconds": {}}\n'
+    Path("old.jsonl").write_text(old)
     assert run_command(["enhance", "in", "-o", "out", "--report", "old.jsonl"]) == 2
-    assert Path("old.jsonl").read_text() == "old"
+    assert Path("old.jsonl").read_text() == old
 
 
 @pytest.mark.parametrize("options", [["--min-face", "10"], ["--only", "largest"], ["--max-faces", "1"]])

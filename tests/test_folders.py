@@ -232,7 +232,6 @@ def test_a_folder_of_bad_files(album: Path, calls: list[Any], capsys: pytest.Cap
 
 
 def test_the_report(album: Path, calls: list[Any]) -> None:
-    Path("report.jsonl").write_text("old\n")
     assert enhance("in", "-o", "out", "--recursive", "--report", "report.jsonl") == 0
     records = [json.loads(line) for line in Path("report.jsonl").read_text().splitlines()]
     assert [record["input"] for record in records] == [str(Path("in") / name) for name in NAMES]
@@ -254,6 +253,46 @@ def test_a_report_that_would_do_harm(
     assert capsys.readouterr().err.count("\n") == 1
     assert Path("in/a.png").read_bytes() == before
     assert calls == []
+
+
+FOREIGN = {
+    "text": b"my notes\n",
+    "a photo": encoded(),
+    "objects of another kind": b'{"input": "a.png"}\n{"input": "b.png"}\n',
+    "one object": b'{"input": "a.png", "output": null, "status": "failed", "faces": [], "seconds": {}, \n',
+    "more than a report": b"%smy notes\n",
+    "notes at its end": b"%smy notes",
+    "a line that is no object": b"%s[]\n",
+}
+LEFT = {"nothing": b"", "a report": b"%s", "a line cut short": b'%s{"input": "in/b', "a first line cut short": b'{"inp'}
+
+
+def earlier_report() -> bytes:
+    assert enhance("in", "-o", "earlier", "--report", "earlier.jsonl") == 0
+    return Path("earlier.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_report_replaces_no_other_file(
+    content: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = FOREIGN[content].replace(b"%s", earlier_report())
+    Path("mine").write_bytes(before)
+    capsys.readouterr()
+    calls.clear()
+    assert enhance("in", "-o", "out", "--report", "mine") == 1
+    line = "gpen-core: --report mine: a file is there that is no report; remove it or choose another name\n"
+    assert capsys.readouterr().err == line
+    assert Path("mine").read_bytes() == before
+    assert calls == []
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("content", LEFT)
+def test_a_report_replaces_an_earlier_one(content: str, album: Path, calls: list[Any]) -> None:
+    Path("report").write_bytes(LEFT[content].replace(b"%s", earlier_report()))
+    assert enhance("in", "-o", "out", "--recursive", "--report", "report") == 0
+    assert statuses("report") == {"restored": 5}
 
 
 def test_max_pixels(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

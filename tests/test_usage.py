@@ -156,6 +156,7 @@ SPEAKERS = {
     "service": (),
     "gallery": ("enhance",),
     "presets": ("enhance",),
+    "report": ("enhance",),
     "selection": ("enhance",),
     "restorer": ("enhance", "colorize"),
     "tasks": ("inpaint",),
