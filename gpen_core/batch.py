@@ -216,11 +216,9 @@ def _opened(
             if settings is not None:
                 ledgers[folder] = Ledger(folder)
                 stack.callback(ledgers[folder].close)
-        busy = {folder for folder, ledger in ledgers.items() if not ledger.alone}
-        free = [job for job in jobs if job.folder not in busy]
-        remove_leftovers(job.target for job in free)
+        remove_leftovers(job.target for job in jobs)
         if gallery is not None:
-            remove_leftovers(path for job in free for path in gallery.leftovers(job))
+            remove_leftovers(*gallery.leftovers(jobs))
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
@@ -452,12 +450,8 @@ class _Work:
         return _Loaded(photo, content)
 
     def _write(self, job: Job, loaded: _Loaded, photo: image_io.Photo, restored: Restored) -> Outcome:
-        ledger = self._ledgers.get(job.folder)
         before = loaded.photo
         try:
-            if ledger is not None:
-                # The lock tells other processes not to take what is being written for something left over.
-                ledger.open()
             job.target.parent.mkdir(parents=True, exist_ok=True)
             format = _format(job, before)
             lost: tuple[str, ...] = ()

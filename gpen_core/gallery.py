@@ -37,9 +37,10 @@ class Gallery:
         """Whether the comparison of a photo, if it is wanted, was written. Faces are not counted."""
         return not self.compare or comparison_path(job).is_file()
 
-    def leftovers(self, job: Job) -> list[Path]:
-        """What unfinished files of a photo may be named after, beginnings of names included."""
-        return [comparison_path(job), *(begin for begin in [self.faces.get(job.source)] if begin is not None)]
+    def leftovers(self, jobs: Sequence[Job]) -> tuple[list[Path], list[Path]]:
+        """What unfinished files of a run may be of: comparisons, and what the names of faces begin with."""
+        comparisons = [comparison_path(job) for job in jobs if self.compare]
+        return comparisons, [path.with_name(f"{path.name}_face") for path in self.faces.values()]
 
     def written(self, jobs: Sequence[Job]) -> list[Written]:
         """The files that the gallery of a run may consist of."""

@@ -12,7 +12,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,7 @@ class Entry:
 
 
 class Ledger:
-    """The record of one output folder. Threads may share it, and so may processes.
-
-    While it is open the file is locked for sharing, so that another process can tell whether it is alone.
-    """
+    """The record of one output folder. Threads may share it, and so may processes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads what there is; a folder or file that does not exist is an empty record, and lines that make no sense
@@ -47,7 +43,6 @@ class Ledger:
         """
         self.folder = folder
         self.path = folder / NAME
-        self.alone = True
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._entries: dict[str, Entry] = {}
@@ -58,13 +53,12 @@ class Ledger:
             self._entries = dict(filter(None, map(_parsed, self.path.read_bytes().splitlines())))
 
     def open(self) -> None:
-        """Make the file, if need be, and lock it. Raises OSError."""
+        """Make the file, if need be, and open it. Raises OSError."""
         with self._lock:
             if self._descriptor is not None:
                 return
             self.folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self.alone = _lock(self._descriptor)
 
     def close(self) -> None:
         """Release the file."""
@@ -123,18 +117,3 @@ def _parsed(line: bytes) -> tuple[str, Entry] | None:
     if not all(isinstance(value, str) for value in fields):
         return None
     return fields[0], Entry(*fields[1:])
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock the open file for sharing; whether nobody else had it locked."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    alone = False
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return alone

@@ -14,6 +14,7 @@ from gpen_core import image_io
 from gpen_core.cli import run_command
 from gpen_core.errors import CheckpointError
 from gpen_core.restorer import Restorer
+from tests.leftovers import abandoned
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
 from tests.test_rrdb import far_sighted
 
@@ -86,12 +87,11 @@ def test_extra_pictures_are_made_again(photos: Path, capsys: pytest.CaptureFixtu
 
 
 def test_leftovers_of_extra_pictures_go(photos: Path) -> None:
-    left = ["out/.0_compare.png.0123456789ab.part", "faces/.0.png_face1_both.png.0123456789ab.part"]
-    for name in left:
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_bytes(b"half")
+    for name in ("out", "faces"):
+        Path(name).mkdir()
+    left = [abandoned(Path(name)) for name in ("out/0_compare.png", "faces/0.png_face1_both.png")]
     assert run_command(["enhance", "in", "-o", "out", "--compare", "--save-faces", "faces"]) == 0
-    assert not any(Path(name).exists() for name in left)
+    assert not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("output", ["album.v1/", "x.jpg/"])

@@ -20,10 +20,11 @@ from gpen_core import image_io, ledger
 from gpen_core.batch import WORKERS
 from gpen_core.cli import run_command
 from gpen_core.errors import UsageError
-from gpen_core.files import remove_leftovers, replacing
+from gpen_core.files import replacing
 from gpen_core.ledger import Ledger, settings_fingerprint
 from gpen_core.plan import plan
 from gpen_core.restorer import Restorer
+from tests.leftovers import abandoned
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
 
@@ -515,30 +516,16 @@ def test_a_record_that_may_not_be_read(
     assert calls == []
 
 
-def test_leftovers_of_the_targets_alone_are_removed(tmp_path: Path) -> None:
-    long = tmp_path / f"{'n' * 60}.png"
-    for target in (tmp_path / "a.png", long):
-        with pytest.raises(KeyboardInterrupt), replacing(target) as part:
-            saved = part.with_name(part.name)
-            shutil.copy(part, tmp_path / "copy")
-            raise KeyboardInterrupt
-        shutil.move(tmp_path / "copy", saved)
-    others = {".b.png.0123456789ab.part": b"", ".a.png.part": b"", "a.png.0123456789ab.part": b""}
-    fill(tmp_path, others)
-    assert remove_leftovers([tmp_path / "a.png", long, tmp_path / "absent" / "a.png"]) == 2
-    assert tree(tmp_path) == sorted(others)
-
-
-def test_leftovers_stay_while_another_run_is_at_work(album: Path, calls: list[Any]) -> None:
-    pytest.importorskip("fcntl", reason="folders are locked with fcntl")
-    fill(album, {"out/.a.png.0123456789ab.part": b"half"})
-    other = Ledger(Path("out"))
-    other.open()
-    assert enhance("in", "-o", "out") == 0
-    assert Path("out/.a.png.0123456789ab.part").exists()
-    other.close()
-    assert enhance("in", "-o", "out", "--skip-existing") == 0
-    assert not Path("out/.a.png.0123456789ab.part").exists()
+def test_leftovers_go_and_what_another_run_writes_stays(album: Path, calls: list[Any]) -> None:
+    pytest.importorskip("fcntl", reason="unfinished files are locked with fcntl")
+    Path("out").mkdir()
+    left = abandoned(Path("out/a.png"))
+    with replacing(Path("out/a.png")) as part:
+        assert enhance("in", "-o", "out") == 0
+        assert part.exists()
+        assert not left.exists()
+        part.write_bytes(b"of the other run")
+    assert Path("out/a.png").read_bytes() == b"of the other run"
 
 
 # Rude ends.
