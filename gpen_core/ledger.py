@@ -77,6 +77,10 @@ class Ledger:
         except OSError:
             return False
 
+    def names(self, target: Path) -> bool:
+        """Whether the file `target` was written by an earlier run, whatever became of it since."""
+        return self._key(target) in self._entries
+
     def add(self, target: Path, source: str, settings: str) -> None:
         """Record a file that has just been written. Raises OSError."""
         key, entry = self._key(target), Entry(source, settings, sha256(target))
@@ -84,7 +88,10 @@ class Ledger:
         self.open()
         with self._lock:
             assert self._descriptor is not None
-            _append(self._descriptor, json.dumps(record).encode() + b"\n")
+            try:
+                _append(self._descriptor, json.dumps(record).encode() + b"\n")
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
             self._entries[key] = entry
 
     def _key(self, target: Path) -> str:
@@ -104,7 +111,7 @@ def _append(descriptor: int, line: bytes) -> None:
         # The line that a killed process left unfinished must not swallow this one.
         line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
     if os.write(descriptor, line) != len(line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), NAME)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
 
 

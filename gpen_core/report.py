@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +66,31 @@ def _begins_one(line: bytes) -> bool:
 
 @contextmanager
 def report_to(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once, and the first one opens it."""
+    """A function that appends a record to the report, which is emptied first; each is in the file at once.
+
+    Raises ImageError, one line with the path, for whatever the file system refuses.
+    """
     if path is None:
         yield lambda record: None
         return
-    with ExitStack() as stack:
-        opened: list[Any] = []
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb", buffering=0)
 
-        def write(record: dict[str, Any]) -> None:
-            try:
-                if not opened:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    opened.append(stack.enter_context(path.open("wb", buffering=0)))
-                opened[0].write(json.dumps(record).encode() + b"\n")
-            except OSError as error:
-                raise ImageError(f"--report {path}: {error.strerror}") from None
+    def write(record: dict[str, Any]) -> None:
+        left = json.dumps(record).encode() + b"\n"
+        with _named(path):
+            # Of what fits only in part, the next piece tells why.
+            while left:
+                left = left[os.write(file.fileno(), left) :]
 
+    with file:
         yield write
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ImageError(f"--report {path}: {(error.strerror or str(error)).lower()}") from None

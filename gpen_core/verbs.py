@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -109,10 +109,10 @@ def process(
     """
     from gpen_core.apart import Read, Written, require_apart
     from gpen_core.batch import run
-    from gpen_core.files import exists, is_folder
+    from gpen_core.files import exists, is_folder, require_writable
     from gpen_core.gallery import open_gallery
     from gpen_core.ledger import NAME
-    from gpen_core.plan import files_of, plan
+    from gpen_core.plan import files_of, listed, plan
     from gpen_core.report import report_to, require_report
     from gpen_core.restorer import Restorer
     from gpen_core.selection import beyond
@@ -150,6 +150,12 @@ def process(
     require_apart(read, written)
     if report is not None:
         require_report(report)
+    for folder in {job.folder for job in jobs}:
+        require_writable(folder)
+    unknown = _unrecorded([job for job in jobs if not job.problem], output, compare, recording)
+    if unknown:
+        what = "a file is" if len(unknown) == 1 else f"{len(unknown)} files are"
+        complain(f"gpen-core: {what} replaced that no record of an earlier run names: {listed(unknown)}")
     for warning in _warnings(photos, jobs, recursive, options, files):
         complain(f"gpen-core: {warning}")
 
@@ -215,6 +221,25 @@ def process(
     if len(jobs) > 1 or any(not job.named for job in jobs):
         complain(f"gpen-core: {summary.line()}")
     raise typer.Exit(summary.exit_code)
+
+
+def _unrecorded(jobs: list[Job], output: str | None, compare: bool, recording: bool) -> list[Path]:
+    """Files that are going to be replaced though the user did not name them, and no record has them as outputs.
+
+    recording: this run needs the records. Raises then what `Ledger` does.
+    """
+    from gpen_core.files import exists
+    from gpen_core.gallery import comparison_path
+    from gpen_core.ledger import Ledger
+
+    given = None if output is None else Path(output)
+    recorded: set[Path] = set()
+    for folder in {job.folder for job in jobs}:
+        with nullcontext() if recording else suppress(GpenError, OSError), closing(Ledger(folder)) as ledger:
+            recorded |= {job.target for job in jobs if job.folder == folder and ledger.names(job.target)}
+    new = [job for job in jobs if job.target not in recorded]
+    targets = [job.target for job in new if job.target != given]
+    return [path for path in (*targets, *(comparison_path(job) for job in new if compare)) if exists(path)]
 
 
 def refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:

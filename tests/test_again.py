@@ -114,15 +114,29 @@ def test_a_report_replaces_nothing(report: str, photos: Path) -> None:
     assert not Path("out").exists()
 
 
-def test_a_report_is_kept_until_there_is_a_new_one(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OLD = '{"input": "in/0.png", "output": null, "status": "failed", "faces": [], "seconds": {}}\n'
+
+
+def test_a_report_never_speaks_of_another_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, **options: Any) -> None:
         raise CheckpointError("w.safetensors: no weights")
 
     monkeypatch.setattr(Restorer, "load", broken)
-    old = '{"input": "in/0.png", "output": null, "status": "failed", "faces": [], "seconds": {}}\n'
-    Path("old.jsonl").write_text(old)
+    Path("old.jsonl").write_text(OLD)
     assert run_command(["enhance", "in", "-o", "out", "--report", "old.jsonl"]) == 2
-    assert Path("old.jsonl").read_text() == old
+    assert Path("old.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("options", [["-o", "file/out"], ["-o", "in"], ["-o", "out", "--skip-existing"]])
+def test_a_run_that_is_refused_leaves_the_report(
+    options: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("out/.gpen-core.jsonl").mkdir(parents=True)
+    Path("old.jsonl").write_text(OLD)
+    assert run_command(["enhance", "in", *options, "--report", "old.jsonl"]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert Path("old.jsonl").read_text() == OLD
 
 
 @pytest.mark.parametrize("options", [["--min-face", "10"], ["--only", "largest"], ["--max-faces", "1"]])

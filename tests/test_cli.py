@@ -203,9 +203,9 @@ def test_enhance_box(folder: Path, stub: list[Any], capsys: pytest.CaptureFixtur
     assert run_command(["enhance", "photo.png", "--box", "50,40,20,20"]) == 0
     assert capsys.readouterr().err == ""
     assert load_png(Path("photo_restored.png"))[50, 60, 0] == 0
-    assert run_command(["enhance", "photo.png", "--box", "0,0,20,20"]) == 0
+    assert run_command(["enhance", "photo.png", "-o", "other.png", "--box", "0,0,20,20"]) == 0
     assert "no face in the box 0,0,20,20" in one_line(capsys.readouterr().err)
-    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+    assert np.array_equal(load_png(Path("other.png")), PICTURE)
 
 
 def test_enhance_hints_at_tilted_heads(
@@ -218,7 +218,7 @@ def test_enhance_hints_at_tilted_heads(
     captured = capsys.readouterr()
     assert "0 faces" in one_line(captured.out)
     assert "--rotate auto" in one_line(captured.err)
-    assert run_command(["enhance", "photo.png", "--rotate", "auto"]) == 0
+    assert run_command(["enhance", "photo.png", "-o", "turned.png", "--rotate", "auto"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -297,7 +297,7 @@ def test_faces_that_cannot_be_written_leave_the_output(
     # In the way, whoever runs the tests.
     blocked = Path("faces/photo.png_face1_restored.png")
     blocked.mkdir(parents=True)
-    options = ["-o", "out/", "--save-faces", "faces", "--report", "report.jsonl", *skip]
+    options = ["-o", "out/photo.png", "--save-faces", "faces", "--report", "report.jsonl", *skip]
     for _ in range(2):
         assert run_command(["enhance", "photo.png", *options]) == 3
         captured = capsys.readouterr()

@@ -150,6 +150,62 @@ def test_results_beside_their_sources_are_no_input(album: Path, calls: list[Any]
     assert "a_restored_restored.png" not in tree(Path("in"))
 
 
+def test_results_that_are_left_out_are_told_of(
+    album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {"in/a_restored.png": encoded()})
+    assert enhance("in", "-o", "out") == 0
+    assert "left out" not in capsys.readouterr().err
+    assert enhance("in", "--recursive") == 0
+    line = f"in: a result of earlier runs left out, by name: {Path('in/a_restored.png')}\n"
+    assert capsys.readouterr().err.startswith(line)
+    assert enhance("in", "--recursive") == 0
+    assert capsys.readouterr().err.startswith("in: 5 results of earlier runs left out, by name: in/a_restored.png, in/")
+    fill(album, {f"in/a_face{i}_crop.png": encoded() for i in range(9)})
+    fill(album, {f"in/a.png_face{i}_crop.png": encoded() for i in range(9)})
+    assert enhance("in", "--recursive") == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert told.startswith("in: 14 results of earlier runs left out, by name: in/a.png_face0_crop.png, ")
+    assert told.endswith(", in/a.png_face4_crop.png and 9 more")
+
+
+REPLACED = "gpen-core: a file is replaced that no record of an earlier run names: "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replaced"),
+    [
+        (["in"], "in/a_restored.png"),
+        (["in/a.png"], "in/a_restored.png"),
+        (["in", "-o", "out"], "out/a.png"),
+        (["in", "-o", "out", "--skip-existing"], "out/a.png"),
+        (["in/a.png", "-o", "out/"], "out/a.png"),
+        (["in/a.png", "-o", "out/other.png", "--compare"], "out/other_compare.png"),
+    ],
+)
+def test_a_file_that_is_replaced_and_was_not_named(
+    arguments: list[str], replaced: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {replaced: encoded(".png", 9)})
+    assert enhance(*arguments) == 0
+    assert f"{REPLACED}{Path(replaced)}\n" in capsys.readouterr().err
+    # Recorded now, unless single photos were named.
+    if arguments[0] == "in":
+        assert enhance(*arguments) == 0
+        assert "replaced" not in capsys.readouterr().err
+
+
+def test_what_is_named_is_replaced_in_silence(
+    album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {"out/other.png": encoded(".png", 9), f"out/{ledger.NAME}/x": b""})
+    assert enhance("in/a.png", "-o", "out/other.png") == 0
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert enhance("in/a.png", "-o", "out/") == 0
+    assert capsys.readouterr().err == f"{REPLACED}{Path('out/a.png')}\n"
+
+
 def test_gifs_beside_pictures_of_the_same_stem(tmp_path: Path, calls: list[Any]) -> None:
     from PIL import Image
 
@@ -610,6 +666,33 @@ def test_one_photo_for_a_full_disk(
     fill(album, {"noise.png": cv2.imencode(".png", noise)[1].tobytes()})
     assert enhance("noise.png", "-o", str(tmpfs / "noise.png")) == 2
     assert capsys.readouterr().err == f"gpen-core: {tmpfs / 'noise.png'}: no space left on device\n"
+
+
+def test_a_full_disk_for_the_report(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmpfs / "report.jsonl"
+    # A page is left, which takes a few lines and a part of another.
+    (tmpfs / "filler").write_bytes(bytes((1 << 20) - 4096))
+    fill(album, {f"many/{i:02}.png": encoded() for i in range(30)})
+    for _ in range(2):
+        assert enhance("many", "-o", "out", "--report", str(report)) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "record" not in line]
+        assert line == f"gpen-core: --report {report}: no space left on device"
+        assert report.stat().st_size == 4096
+
+
+def test_a_full_disk_for_the_record(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Path("out") / ledger.NAME
+    record.parent.mkdir()
+    (tmpfs / "record").touch()
+    record.symlink_to(tmpfs / "record")
+    (tmpfs / "filler").write_bytes(bytes(1 << 20))
+    assert enhance("in/a.png", "-o", "out/a.png", "--skip-existing") == 3
+    assert capsys.readouterr().err == f"in/a.png: not written: {record}: no space left on device\n"
+    assert image_io.read(Path("out/a.png")).pixels.shape == PICTURE.shape
 
 
 def test_unwritable_output_folder(
