@@ -533,7 +533,8 @@ def _format(job: Job, photo: image_io.Photo) -> str | None:
 
 def _is_copy(job: Job, format: str | None, before: image_io.Photo, after: image_io.Photo) -> bool:
     """Whether nothing changed, so that the output can be the input, byte for byte."""
-    same_format = format == before.format or job.source.suffix.lower() == job.target.suffix.lower()
+    # Of the content: the names may both be wrong about it.
+    same_format = before.format == (format or image_io.format_of(job.target))
     if not same_format or before.turned or before.grey != after.grey or before.icc != after.icc:
         return False
     same_alpha = before.alpha is after.alpha or np.array_equal(before.alpha, after.alpha)  # type: ignore[arg-type]

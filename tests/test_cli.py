@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gpen_core import __version__
+from gpen_core import __version__, image_io
 from gpen_core.cli import main, run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
@@ -262,6 +262,26 @@ def test_transparency_that_a_jpeg_cannot_hold_is_refused_before_any_work(
     clear[..., 3] = 255
     assert cv2.imwrite("clear.png", clear)
     assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "name", "output"), [(".png", "a.jpg", "b.jpg"), (".jpg", "a.PNG", "b.png")])
+@pytest.mark.parametrize("strength", ["0", "1"])
+def test_an_output_that_is_named_is_what_its_name_says(
+    kind: str, name: str, output: str, strength: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
+    content = cv2.imencode(kind, PICTURE)[1].tobytes()
+    Path(name).write_bytes(content)
+    assert run_command(["enhance", name, "-o", output, "--strength", strength]) == 0
+    assert image_io.read(Path(output)).format == image_io.format_of(Path(output))
+    # Nobody said what the copy in a folder should be.
+    assert run_command(["enhance", name, "-o", "out/", "--strength", strength]) == 0
+    assert (Path("out") / name).read_bytes() == content
+    named = Path(f"same{kind}")
+    assert run_command(["enhance", name, "-o", str(named), "--strength", strength]) == 0
+    assert named.read_bytes() == content
 
 
 def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
