@@ -50,7 +50,8 @@ class Files:
     """How photos are read and written.
 
     max_pixels: pictures with more are refused. quality: 1..100 of lossy outputs; None follows the source.
-    skip_existing: leave out photos whose output is there already, made from the same content with the same settings.
+    skip_existing: leave out photos whose output is there already, made from the same content with the same settings,
+        with all that a gallery wrote beside it.
     workers: threads that read photos and find faces, and as many that paste and write.
     """
 
@@ -441,8 +442,7 @@ class _Work:
             # Before the photo is read: if it changes in between, the record matches neither and it is done again.
             with suppress(OSError):
                 content = sha256(job.source)
-            held = content and self._files.skip_existing and ledger.holds(job.target, content, self._settings)
-            if held and (self._gallery is None or self._gallery.is_there(job)):
+            if content and self._files.skip_existing and ledger.holds(job.target, content, self._settings):
                 return None
         photo = image_io.read(job.source, max_pixels=self._files.max_pixels)
         if keeps_alpha(self._task):
@@ -473,13 +473,15 @@ class _Work:
 
     def _complete(self, job: Job, loaded: _Loaded, restored: Restored, format: str | None) -> tuple[str, ...]:
         """Write what goes with an output that is there, and record it if it is whole; what could not be written."""
+        beside: list[Path] = []
         failures: list[Exception] = []
         ledger = self._ledgers.get(job.folder)
         try:
             if self._gallery is not None:
-                failures += self._gallery.write(job, loaded.photo, restored, format)
+                beside, lost = self._gallery.write(job, loaded.photo, restored, format)
+                failures += lost
             if ledger is not None and not restored.failed and not failures:
-                ledger.add(job.target, loaded.content, self._settings)
+                ledger.add(job.target, loaded.content, self._settings, beside)
         except Exception as error:
             failures.append(error)
         for failure in failures:

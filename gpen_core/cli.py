@@ -186,7 +186,11 @@ def enhance(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
     skip_existing: Annotated[
         bool,
-        typer.Option("--skip-existing", help="Leave out photos done before: same content, same settings, same output."),
+        typer.Option(
+            "--skip-existing",
+            help="Leave out photos done before: same content, same settings, same output, and the pictures of "
+            "--save-faces and --compare still there.",
+        ),
     ] = False,
     max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels.", min=1)] = 200_000_000,
     quality: Annotated[

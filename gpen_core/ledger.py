@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,15 @@ NAME = ".gpen-core.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One output: sha256 of the source's and the output's content, and of the settings between them."""
+    """One output: sha256 of the source's and the output's content, and of the settings between them.
+
+    beside: further files that were written with it, by their paths from the folder.
+    """
 
     source: str
     settings: str
     output: str
+    beside: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -68,12 +72,13 @@ class Ledger:
                 self._descriptor = None
 
     def holds(self, target: Path, source: str, settings: str) -> bool:
-        """Whether the file `target` is there, as it was made from content `source` with these settings."""
+        """Whether the file `target` is there, as it was made from content `source` with these settings, and so is all
+        that was written with it, in whatever state."""
         entry = self._entries.get(self._key(target))
         if entry is None or (entry.source, entry.settings) != (source, settings):
             return False
         try:
-            return sha256(target) == entry.output
+            return sha256(target) == entry.output and all((self.folder / name).is_file() for name in entry.beside)
         except OSError:
             return False
 
@@ -81,10 +86,11 @@ class Ledger:
         """Whether the file `target` was written by an earlier run, whatever became of it since."""
         return self._key(target) in self._entries
 
-    def add(self, target: Path, source: str, settings: str) -> None:
-        """Record a file that has just been written. Raises OSError."""
-        key, entry = self._key(target), Entry(source, settings, sha256(target))
-        record = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
+    def add(self, target: Path, source: str, settings: str, beside: Sequence[Path] = ()) -> None:
+        """Record a file that has just been written, and those that were written with it. Raises OSError."""
+        key, entry = self._key(target), Entry(source, settings, sha256(target), tuple(map(self._key, beside)))
+        record: dict[str, Any] = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
+        record |= {"beside": entry.beside} if entry.beside else {}
         self.open()
         with self._lock:
             assert self._descriptor is not None
@@ -95,7 +101,10 @@ class Ledger:
             self._entries[key] = entry
 
     def _key(self, target: Path) -> str:
-        return Path(os.path.relpath(target, self.folder)).as_posix()
+        try:
+            return Path(os.path.relpath(target, self.folder)).as_posix()
+        except ValueError:  # on another drive of Windows
+            return str(target.absolute())
 
 
 def settings_fingerprint(settings: Mapping[str, Any]) -> str:
@@ -119,8 +128,9 @@ def _parsed(line: bytes) -> tuple[str, Entry] | None:
     try:
         record = json.loads(line)
         fields = [record[name] for name in ("file", "source_sha256", "settings", "sha256")]
+        beside = record.get("beside", [])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not all(isinstance(value, str) for value in fields):
+    if not isinstance(beside, list) or not all(isinstance(value, str) for value in (*fields, *beside)):
         return None
-    return fields[0], Entry(*fields[1:])
+    return fields[0], Entry(fields[1], fields[2], fields[3], tuple(beside))

@@ -86,6 +86,37 @@ def test_extra_pictures_are_made_again(photos: Path, capsys: pytest.CaptureFixtu
     assert len(names("faces")) == 6
 
 
+@pytest.mark.parametrize("output", ["in", "out"])
+def test_faces_are_made_again(output: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["enhance", "in", *(["-o", output] if output == "out" else []), "--skip-existing"]
+    command += ["--save-faces", "faces"]
+    assert run_command(command) == 0
+    Path("faces/0.png_face1_both.png").unlink()
+    for expected in ("1 restored, 0 no face, 0 failed, 1 skipped", "0 restored, 0 no face, 0 failed, 2 skipped"):
+        assert run_command(command) == 0
+        assert expected in capsys.readouterr().err
+        assert len(names("faces")) == 6
+
+
+def test_without_faces_there_is_nothing_to_make_again(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    for expected in ("2 no face", "2 skipped"):
+        assert run_command(["enhance", "in", "-o", "out", "--skip-existing", "--save-faces", "faces"]) == 0
+        assert expected in capsys.readouterr().err
+
+
+def test_pictures_beside_outputs_are_found_where_the_folder_is_moved(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["enhance", "in", "-o", "out", "--compare"]) == 0
+    Path("out").rename("moved")
+    assert run_command(["enhance", "in", "-o", "moved", "--compare", "--skip-existing"]) == 0
+    assert "2 skipped" in capsys.readouterr().err
+
+
 def test_leftovers_of_extra_pictures_go(photos: Path) -> None:
     for name in ("out", "faces"):
         Path(name).mkdir()

@@ -509,6 +509,10 @@ def test_a_ledger_survives_what_a_kill_leaves(tmp_path: Path) -> None:
 
 def test_garbage_in_a_ledger(tmp_path: Path) -> None:
     lines = [b"\xff\xfe", b"[]", b"null", b'{"file": 3}', b'{"file":1,"sha256":1,"source_sha256":1,"settings":1}', b""]
+    lines += [
+        b'{"file":"a.png","sha256":"","source_sha256":"source","settings":"settings","beside":%s}' % beside
+        for beside in (b"3", b"[3]", b"null", b'"a"')
+    ]
     (tmp_path / ledger.NAME).write_bytes(b"\n".join(lines))
     found = Ledger(tmp_path)
     assert not found.holds(tmp_path / "a.png", "source", "settings")
