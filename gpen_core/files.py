@@ -202,6 +202,11 @@ def exists(path: Path) -> bool:
         return False
 
 
+def is_broken_link(path: Path) -> bool:
+    """Whether a path is a link to something that is not there, or that this user may not look at."""
+    return os.path.lexists(path) and not exists(path)
+
+
 def require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
     existing = require_possible_folder(folder)
@@ -210,9 +215,12 @@ def require_writable(folder: Path) -> None:
 
 
 def require_possible_folder(folder: Path) -> Path:
-    """The part of a folder's path that exists. Raises ImageError if that is no folder, or a name is too long."""
+    """The part of a folder's path that exists. Raises ImageError if that is no folder, a link leads nowhere or a
+    name is too long."""
     existing = folder
     while not exists(existing) and existing != existing.parent:
+        if is_broken_link(existing):
+            raise ImageError(f"{folder}: {existing} is a link that leads nowhere")
         existing = existing.parent
     if not is_folder(existing):
         raise ImageError(f"{folder}: {existing} is no folder")

@@ -11,7 +11,7 @@ from pathlib import Path
 from gpen_core import image_io
 from gpen_core.apart import Read, Written, require_apart
 from gpen_core.errors import UsageError
-from gpen_core.files import is_folder, same_file
+from gpen_core.files import is_broken_link, is_folder, same_file
 
 SUFFIX = "_restored"
 COMPARE = "_compare"
@@ -53,7 +53,8 @@ def plan(
     as_folder: the output is a folder, whatever its name. beside: further folders that are written to, and not read.
     mask_image: a picture that belongs to all photos, and is none of them. notice: told what is left out, in one line
     each.
-    Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
+    Raises UsageError where two photos would be written to one file, or a photo over one of the sources or a broken link
+    that is named.
     """
     if mask_image is not None and any(same_file(photo, mask_image) for photo in inputs):
         raise UsageError(f"{mask_image}: that is the mask image, not a picture to work on")
@@ -63,6 +64,8 @@ def plan(
         if output.suffix.lower() not in image_io.WRITABLE:
             known = ", ".join(sorted(image_io.WRITABLE))
             raise UsageError(f"{output}: files end in {known}; write {output}{os.sep} if a folder is meant")
+        if is_broken_link(output):
+            raise UsageError(f"{output}: a link that leads nowhere; remove it or choose another name")
         return _checked([Job(inputs[0], output, output.parent)])
     if output is not None and _is_other_file(output):
         raise UsageError(f"{output}: a file, not a folder")

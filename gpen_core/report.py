@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpen_core.errors import ImageError, UsageError
-from gpen_core.files import require_writable
+from gpen_core.files import is_broken_link, require_writable
 from gpen_core.ledger import NAME
 
 FIELDS = {"input", "output", "status", "faces", "seconds"}
@@ -31,6 +31,8 @@ def require_report(path: Path) -> None:
         require_writable(path.parent)
         if path.is_dir():
             raise UsageError(f"--report {path}: that is a folder")
+        if is_broken_link(path):
+            raise UsageError(f"--report {path}: a link that leads nowhere; remove it or choose another name")
         if path.is_file() and not is_report(path):
             raise UsageError(f"--report {path}: a file is there that is no report; remove it or choose another name")
     except ImageError as error:

@@ -224,11 +224,10 @@ def process(
 
 
 def _unrecorded(jobs: list[Job], output: str | None, compare: bool, recording: bool) -> list[Path]:
-    """Files that are going to be replaced though the user did not name them, and no record has them as outputs.
+    """Files and links that are going to be replaced though the user did not name them and no record has them.
 
     recording: this run needs the records. Raises then what `Ledger` does.
     """
-    from gpen_core.files import exists
     from gpen_core.gallery import comparison_path
     from gpen_core.ledger import Ledger
 
@@ -239,7 +238,7 @@ def _unrecorded(jobs: list[Job], output: str | None, compare: bool, recording: b
             recorded |= {job.target for job in jobs if job.folder == folder and ledger.names(job.target)}
     new = [job for job in jobs if job.target not in recorded]
     targets = [job.target for job in new if job.target != given]
-    return [path for path in (*targets, *(comparison_path(job) for job in new if compare)) if exists(path)]
+    return [path for path in (*targets, *(comparison_path(job) for job in new if compare)) if os.path.lexists(path)]
 
 
 def refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:

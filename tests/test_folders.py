@@ -352,6 +352,39 @@ def test_a_report_replaces_an_earlier_one(content: str, album: Path, calls: list
     assert statuses("report") == {"restored": 5}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "link.png"], "link.png: a link that leads nowhere; remove it or choose another name"),
+        (["-o", "link"], "link: link is a link that leads nowhere"),
+        (["-o", "link/out"], "link/out: link is a link that leads nowhere"),
+        (["-o", "link/out.png"], "link: link is a link that leads nowhere"),
+        (["-o", "out/", "--save-faces", "link"], "link: link is a link that leads nowhere"),
+        (
+            ["-o", "out/", "--report", "link"],
+            "--report link: a link that leads nowhere; remove it or choose another name",
+        ),
+    ],
+)
+def test_a_link_that_leads_nowhere(
+    arguments: list[str], said: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("link", "link.png"):
+        Path(name).symlink_to("nowhere/else.png")
+    assert enhance("in/a.png", *arguments) in (1, 2)
+    assert capsys.readouterr().err == f"gpen-core: {said}\n"
+    assert calls == []
+    assert Path("link.png").is_symlink()
+    assert not Path("out").exists()
+
+
+def test_a_link_among_outputs_is_told_of(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/a.png").symlink_to("nowhere/else.png")
+    assert enhance("in", "-o", "out") == 0
+    assert f"{REPLACED}{Path('out/a.png')}\n" in capsys.readouterr().err
+
+
 def test_max_pixels(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert enhance("in/a.png", "-o", "out", "--max-pixels", "11999") == 2
     assert "over the limit" in capsys.readouterr().err

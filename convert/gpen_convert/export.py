@@ -80,8 +80,9 @@ def export_generator(
     """Export converted weights; returns the report, line by line.
 
     output: by default beside the source, with the format's suffix; there, and in a folder, a file that does not come
-    from the same original is not replaced, and nowhere what stands in a pt2 package's sidecar's place. dtype: fp32, or fp16 for the convolutions (latent,
-    styles and demodulation stay float32, and so do input and output). device: of a pt2 package, which fits it alone.
+    from the same original is not replaced, and nowhere is a file that is no sidecar by that of a pt2 package.
+    dtype: fp32, or fp16 for the convolutions (latent, styles and demodulation stay float32, and so do input and
+    output). device: of a pt2 package, which fits it alone.
     Raises CheckpointError, DeviceError and UsageError, and writes nothing then.
     """
     if format not in FORMATS:
