@@ -50,7 +50,8 @@ class Files:
     """How photos are read and written.
 
     max_pixels: pictures with more are refused. quality: 1..100 of lossy outputs; None follows the source.
-    skip_existing: leave out photos whose output is there already, made from the same content with the same settings.
+    skip_existing: leave out photos whose output is there already, made from the same content with the same settings,
+        with all that a gallery wrote beside it.
     workers: threads that read photos and find faces, and as many that paste and write.
     """
 
@@ -216,11 +217,9 @@ def _opened(
             if settings is not None:
                 ledgers[folder] = Ledger(folder)
                 stack.callback(ledgers[folder].close)
-        busy = {folder for folder, ledger in ledgers.items() if not ledger.alone}
-        free = [job for job in jobs if job.folder not in busy]
-        remove_leftovers(job.target for job in free)
+        remove_leftovers(job.target for job in jobs)
         if gallery is not None:
-            remove_leftovers(path for job in free for path in gallery.leftovers(job))
+            remove_leftovers(*gallery.leftovers(jobs))
         readers, writers = (ThreadPoolExecutor(files.workers, name) for name in ("read", "write"))
         stack.callback(writers.shutdown)
         stack.callback(readers.shutdown, cancel_futures=True)
@@ -443,8 +442,7 @@ class _Work:
             # Before the photo is read: if it changes in between, the record matches neither and it is done again.
             with suppress(OSError):
                 content = sha256(job.source)
-            held = content and self._files.skip_existing and ledger.holds(job.target, content, self._settings)
-            if held and (self._gallery is None or self._gallery.is_there(job)):
+            if content and self._files.skip_existing and ledger.holds(job.target, content, self._settings):
                 return None
         photo = image_io.read(job.source, max_pixels=self._files.max_pixels)
         if keeps_alpha(self._task):
@@ -452,12 +450,8 @@ class _Work:
         return _Loaded(photo, content)
 
     def _write(self, job: Job, loaded: _Loaded, photo: image_io.Photo, restored: Restored) -> Outcome:
-        ledger = self._ledgers.get(job.folder)
         before = loaded.photo
         try:
-            if ledger is not None:
-                # The lock tells other processes not to take what is being written for something left over.
-                ledger.open()
             job.target.parent.mkdir(parents=True, exist_ok=True)
             format = _format(job, before)
             lost: tuple[str, ...] = ()
@@ -479,13 +473,15 @@ class _Work:
 
     def _complete(self, job: Job, loaded: _Loaded, restored: Restored, format: str | None) -> tuple[str, ...]:
         """Write what goes with an output that is there, and record it if it is whole; what could not be written."""
+        beside: list[Path] = []
         failures: list[Exception] = []
         ledger = self._ledgers.get(job.folder)
         try:
             if self._gallery is not None:
-                failures += self._gallery.write(job, loaded.photo, restored, format)
+                beside, lost = self._gallery.write(job, loaded.photo, restored, format)
+                failures += lost
             if ledger is not None and not restored.failed and not failures:
-                ledger.add(job.target, loaded.content, self._settings)
+                ledger.add(job.target, loaded.content, self._settings, beside)
         except Exception as error:
             failures.append(error)
         for failure in failures:
@@ -539,7 +535,8 @@ def _format(job: Job, photo: image_io.Photo) -> str | None:
 
 def _is_copy(job: Job, format: str | None, before: image_io.Photo, after: image_io.Photo) -> bool:
     """Whether nothing changed, so that the output can be the input, byte for byte."""
-    same_format = format == before.format or job.source.suffix.lower() == job.target.suffix.lower()
+    # Of the content: the names may both be wrong about it.
+    same_format = before.format == (format or image_io.format_of(job.target))
     if not same_format or before.turned or before.grey != after.grey or before.icc != after.icc:
         return False
     same_alpha = before.alpha is after.alpha or np.array_equal(before.alpha, after.alpha)  # type: ignore[arg-type]

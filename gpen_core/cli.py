@@ -186,14 +186,19 @@ def enhance(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Folders with all they contain.")] = False,
     skip_existing: Annotated[
         bool,
-        typer.Option("--skip-existing", help="Leave out photos done before: same content, same settings, same output."),
+        typer.Option(
+            "--skip-existing",
+            help="Leave out photos done before: same content, same settings, same output, and the pictures of "
+            "--save-faces and --compare still there.",
+        ),
     ] = False,
     max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels.", min=1)] = 200_000_000,
     quality: Annotated[
         int | None, typer.Option(help="Of JPEG, WebP, AVIF, HEIC, 1 to 100. Default: as the original.", min=1, max=100)
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(help="Write one JSON object for each photo to this file.", readable=False)
+        Path | None,
+        typer.Option(help="Write one JSON object for each photo to this file, over an earlier report.", readable=False),
     ] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object for each photo.")] = False,
 ) -> None:

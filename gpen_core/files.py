@@ -14,28 +14,67 @@ from pathlib import Path
 
 from gpen_core.errors import ImageError
 
-_TEMPORARY = re.compile(r"\.(.{1,40})\.[0-9a-f]{12}\.part", re.DOTALL)
+_TEMPORARY = re.compile(r"\.(.{1,40})\.([0-9a-f]{12})\.[0-9a-f]{12}\.part", re.DOTALL)
+"""The beginning of the final name, which is for people and may be that of many; the whole of it, hashed; chance."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new empty file beside `path`; it takes the name `path` when the block ends, and vanishes if the block fails.
 
-    What was at `path` stays until then, also if the process is killed. Raises OSError as the file system does.
+    The block writes into that file and puts no other in its place: it is locked, so that `remove_leftovers` of any
+    process knows that somebody is at work on it. What was at `path` stays until the block ends, also if the process is
+    killed. Raises OSError as the file system does.
     """
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(6)}.part")
+    temporary, lock = _begun(path)
     try:
-        temporary.touch(mode=0o666, exist_ok=False)
-        mode = temporary.stat().st_mode
         yield temporary
-        # A writer that makes the file anew may choose other permissions.
-        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _begun(path: Path) -> tuple[Path, int | None]:
+    """A new empty file beside `path`, and what holds its lock; None where files can't be locked."""
+    while True:
+        temporary = path.with_name(f".{path.name[:40]}.{_hashed(path.name)}.{secrets.token_hex(6)}.part")
+        temporary.touch(mode=0o666, exist_ok=False)
+        lock = _locked(temporary, wait=True)
+        # Between the two, another process may have taken it for a leftover, and removed it.
+        if exists(temporary):
+            return temporary, lock
+        if lock is not None:
+            os.close(lock)
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
+
+
+def _locked(path: Path, *, wait: bool) -> int | None:
+    """The descriptor of a file, which nobody else can lock until it is closed; None if that is not possible.
+
+    wait: until somebody else has closed it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows, where an open file could not be renamed either
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def sha256(path: Path) -> str:
@@ -92,25 +131,42 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def remove_leftovers(targets: Iterable[Path]) -> int:
+def remove_leftovers(targets: Iterable[Path], begins: Iterable[Path] = ()) -> int:
     """Remove what killed processes left of `replacing(target)` for any of the targets; how many files that were.
 
-    A target also stands for files whose names begin with its own and an underscore.
-
-    Nobody may be writing one of the targets.
+    begins: each stands for all targets beside it whose names begin with its own. What a living process is at work on
+    stays, and so does everything where files can't be locked.
     """
     names: dict[Path, set[str]] = {}
     for target in targets:
-        names.setdefault(target.parent, set()).add(target.name[:40])
+        names.setdefault(target.parent, set()).add(_hashed(target.name))
+    starts: dict[Path, set[str]] = {}
+    for begin in begins:
+        starts.setdefault(begin.parent, set()).add(begin.name[:40])
     removed = 0
-    for folder, starts in names.items():
+    for folder in names.keys() | starts.keys():
         with suppress(OSError):
             for path in folder.iterdir():
                 match = _TEMPORARY.fullmatch(path.name)
-                if match and (match[1] in starts or any(match[1].startswith(f"{s}_"[:40]) for s in starts)):
-                    path.unlink()
-                    removed += 1
+                if match is None:
+                    continue
+                begun = any(match[1].startswith(start) for start in starts.get(folder, ()))
+                if begun or match[2] in names.get(folder, ()):
+                    removed += _removed_if_dead(path)
     return removed
+
+
+def _removed_if_dead(path: Path) -> bool:
+    lock = _locked(path, wait=False)
+    if lock is None:
+        return False
+    try:
+        path.unlink()
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
 
 
 def is_folder(path: Path) -> bool:
@@ -146,6 +202,11 @@ def exists(path: Path) -> bool:
         return False
 
 
+def is_broken_link(path: Path) -> bool:
+    """Whether a path is a link to something that is not there, or that this user may not look at."""
+    return os.path.lexists(path) and not exists(path)
+
+
 def require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
     existing = require_possible_folder(folder)
@@ -154,9 +215,12 @@ def require_writable(folder: Path) -> None:
 
 
 def require_possible_folder(folder: Path) -> Path:
-    """The part of a folder's path that exists. Raises ImageError if that is no folder, or a name is too long."""
+    """The part of a folder's path that exists. Raises ImageError if that is no folder, a link leads nowhere or a
+    name is too long."""
     existing = folder
     while not exists(existing) and existing != existing.parent:
+        if is_broken_link(existing):
+            raise ImageError(f"{folder}: {existing} is a link that leads nowhere")
         existing = existing.parent
     if not is_folder(existing):
         raise ImageError(f"{folder}: {existing} is no folder")

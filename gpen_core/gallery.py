@@ -33,13 +33,10 @@ class Gallery:
     faces: dict[Path, Path]
     compare: bool
 
-    def is_there(self, job: Job) -> bool:
-        """Whether the comparison of a photo, if it is wanted, was written. Faces are not counted."""
-        return not self.compare or comparison_path(job).is_file()
-
-    def leftovers(self, job: Job) -> list[Path]:
-        """What unfinished files of a photo may be named after, beginnings of names included."""
-        return [comparison_path(job), *(begin for begin in [self.faces.get(job.source)] if begin is not None)]
+    def leftovers(self, jobs: Sequence[Job]) -> tuple[list[Path], list[Path]]:
+        """What unfinished files of a run may be of: comparisons, and what the names of faces begin with."""
+        comparisons = [comparison_path(job) for job in jobs if self.compare]
+        return comparisons, [path.with_name(f"{path.name}_face") for path in self.faces.values()]
 
     def written(self, jobs: Sequence[Job]) -> list[Written]:
         """The files that the gallery of a run may consist of."""
@@ -50,19 +47,24 @@ class Gallery:
         found += [Written(path, f"a face of {job.source} (--save-faces)", names=FACE_NAME) for job, path in begins]
         return found
 
-    def write(self, job: Job, photo: Photo, restored: Restored, format: str | None) -> list[ImageError | OSError]:
-        """Write what is wanted for one photo, each file whole or not at all; what kept any from being written.
+    def write(
+        self, job: Job, photo: Photo, restored: Restored, format: str | None
+    ) -> tuple[list[Path], list[ImageError | OSError]]:
+        """Write what is wanted for one photo, each file whole or not at all; the files, and what kept any from being
+        written.
 
         photo: before it was restored. format: of the output, None for that of its suffix.
         """
+        written: list[Path] = []
         failures: list[ImageError | OSError] = []
         for path, picture, named in self._pictures(job, photo, restored, format):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 image_io.write(path, picture, format=named)
+                written.append(path)
             except (ImageError, OSError) as error:
                 failures.append(error)
-        return failures
+        return written, failures
 
     def _pictures(
         self, job: Job, photo: Photo, restored: Restored, format: str | None

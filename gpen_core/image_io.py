@@ -39,6 +39,7 @@ __all__ = [
     "WRITABLE",
     "JpegStyle",
     "Photo",
+    "format_of",
     "has_quality",
     "is_picture",
     "read",
@@ -133,9 +134,14 @@ def write(
         raise ImageError(f"{shown(path)}: {_reason(error)}") from None
 
 
+def format_of(path: Path) -> str | None:
+    """The format that a file's suffix stands for, by the name that `Photo` has for it; None for one that none has."""
+    return _FORMATS.get(path.suffix.lower())
+
+
 def has_quality(path: Path) -> bool:
     """Whether a file of this name may be of a format that is written with a quality."""
-    return _FORMATS.get(path.suffix.lower()) not in ("png", "tiff", "bmp")
+    return format_of(path) not in ("png", "tiff", "bmp")
 
 
 def require_room(path: Path, photo: Photo, *, format: str | None = None) -> None:
@@ -143,7 +149,7 @@ def require_room(path: Path, photo: Photo, *, format: str | None = None) -> None
 
     So it can be refused before work is put into it. path, format: as `write` has them.
     """
-    name = _FORMATS.get(path.suffix.lower()) if format is None else format
+    name = format_of(path) if format is None else format
     if name == "jpeg" and is_transparent(photo):
         raise ImageError(f"{shown(path)}: {NO_TRANSPARENCY}")
 

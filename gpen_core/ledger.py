@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,19 @@ NAME = ".gpen-core.jsonl"
 
 @dataclass(frozen=True)
 class Entry:
-    """One output: sha256 of the source's and the output's content, and of the settings between them."""
+    """One output: sha256 of the source's and the output's content, and of the settings between them.
+
+    beside: further files that were written with it, by their paths from the folder.
+    """
 
     source: str
     settings: str
     output: str
+    beside: tuple[str, ...] = ()
 
 
 class Ledger:
-    """The record of one output folder. Threads may share it, and so may processes.
-
-    While it is open the file is locked for sharing, so that another process can tell whether it is alone.
-    """
+    """The record of one output folder. Threads may share it, and so may processes."""
 
     def __init__(self, folder: Path) -> None:
         """Reads what there is; a folder or file that does not exist is an empty record, and lines that make no sense
@@ -47,7 +47,6 @@ class Ledger:
         """
         self.folder = folder
         self.path = folder / NAME
-        self.alone = True
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._entries: dict[str, Entry] = {}
@@ -58,13 +57,12 @@ class Ledger:
             self._entries = dict(filter(None, map(_parsed, self.path.read_bytes().splitlines())))
 
     def open(self) -> None:
-        """Make the file, if need be, and lock it. Raises OSError."""
+        """Make the file, if need be, and open it. Raises OSError."""
         with self._lock:
             if self._descriptor is not None:
                 return
             self.folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self.alone = _lock(self._descriptor)
 
     def close(self) -> None:
         """Release the file."""
@@ -74,27 +72,39 @@ class Ledger:
                 self._descriptor = None
 
     def holds(self, target: Path, source: str, settings: str) -> bool:
-        """Whether the file `target` is there, as it was made from content `source` with these settings."""
+        """Whether the file `target` is there, as it was made from content `source` with these settings, and so is all
+        that was written with it, in whatever state."""
         entry = self._entries.get(self._key(target))
         if entry is None or (entry.source, entry.settings) != (source, settings):
             return False
         try:
-            return sha256(target) == entry.output
+            return sha256(target) == entry.output and all((self.folder / name).is_file() for name in entry.beside)
         except OSError:
             return False
 
-    def add(self, target: Path, source: str, settings: str) -> None:
-        """Record a file that has just been written. Raises OSError."""
-        key, entry = self._key(target), Entry(source, settings, sha256(target))
-        record = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
+    def names(self, target: Path) -> bool:
+        """Whether the file `target` was written by an earlier run, whatever became of it since."""
+        return self._key(target) in self._entries
+
+    def add(self, target: Path, source: str, settings: str, beside: Sequence[Path] = ()) -> None:
+        """Record a file that has just been written, and those that were written with it. Raises OSError."""
+        key, entry = self._key(target), Entry(source, settings, sha256(target), tuple(map(self._key, beside)))
+        record: dict[str, Any] = {"file": key, "sha256": entry.output, "source_sha256": source, "settings": settings}
+        record |= {"beside": entry.beside} if entry.beside else {}
         self.open()
         with self._lock:
             assert self._descriptor is not None
-            _append(self._descriptor, json.dumps(record).encode() + b"\n")
+            try:
+                _append(self._descriptor, json.dumps(record).encode() + b"\n")
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
             self._entries[key] = entry
 
     def _key(self, target: Path) -> str:
-        return Path(os.path.relpath(target, self.folder)).as_posix()
+        try:
+            return Path(os.path.relpath(target, self.folder)).as_posix()
+        except ValueError:  # on another drive of Windows
+            return str(target.absolute())
 
 
 def settings_fingerprint(settings: Mapping[str, Any]) -> str:
@@ -110,7 +120,7 @@ def _append(descriptor: int, line: bytes) -> None:
         # The line that a killed process left unfinished must not swallow this one.
         line = line if os.read(descriptor, 1) == b"\n" else b"\n" + line
     if os.write(descriptor, line) != len(line):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), NAME)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.fsync(descriptor)
 
 
@@ -118,23 +128,9 @@ def _parsed(line: bytes) -> tuple[str, Entry] | None:
     try:
         record = json.loads(line)
         fields = [record[name] for name in ("file", "source_sha256", "settings", "sha256")]
+        beside = record.get("beside", [])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if not all(isinstance(value, str) for value in fields):
+    if not isinstance(beside, list) or not all(isinstance(value, str) for value in (*fields, *beside)):
         return None
-    return fields[0], Entry(*fields[1:])
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock the open file for sharing; whether nobody else had it locked."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    alone = False
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        alone = True
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return alone
+    return fields[0], Entry(fields[1], fields[2], fields[3], tuple(beside))

@@ -11,10 +11,11 @@ from pathlib import Path
 from gpen_core import image_io
 from gpen_core.apart import Read, Written, require_apart
 from gpen_core.errors import UsageError
-from gpen_core.files import is_folder, same_file
+from gpen_core.files import is_broken_link, is_folder, same_file
 
 SUFFIX = "_restored"
 COMPARE = "_compare"
+MOST_NAMED = 5
 # A face of a photo: the photo's whole name, a number, and what it shows.
 FACE_NAME = re.compile(r"(.+)_face\d+_(?:crop|restored|both)\.png", re.DOTALL)
 
@@ -52,7 +53,8 @@ def plan(
     as_folder: the output is a folder, whatever its name. beside: further folders that are written to, and not read.
     mask_image: a picture that belongs to all photos, and is none of them. notice: told what is left out, in one line
     each.
-    Raises UsageError where two photos would be written to one file, or a photo over one of the sources.
+    Raises UsageError where two photos would be written to one file, or a photo over one of the sources or a broken link
+    that is named.
     """
     if mask_image is not None and any(same_file(photo, mask_image) for photo in inputs):
         raise UsageError(f"{mask_image}: that is the mask image, not a picture to work on")
@@ -62,6 +64,8 @@ def plan(
         if output.suffix.lower() not in image_io.WRITABLE:
             known = ", ".join(sorted(image_io.WRITABLE))
             raise UsageError(f"{output}: files end in {known}; write {output}{os.sep} if a folder is meant")
+        if is_broken_link(output):
+            raise UsageError(f"{output}: a link that leads nowhere; remove it or choose another name")
         return _checked([Job(inputs[0], output, output.parent)])
     if output is not None and _is_other_file(output):
         raise UsageError(f"{output}: a file, not a folder")
@@ -74,7 +78,11 @@ def plan(
         excluded = [folder for folder in written if not same_file(root, folder)]
         # Where results go into the folder that is read, they are known by their names.
         ours = output is None or len(excluded) < len(written)
-        found = sorted(_found(root, recursive, excluded, ours, notice), key=lambda entry: entry[0])
+        results: list[Path] = []
+        found = sorted(_found(root, recursive, excluded, results if ours else None, notice), key=lambda entry: entry[0])
+        if results:
+            what = "a result" if len(results) == 1 else f"{len(results)} results"
+            notice(f"{root}: {what} of earlier runs left out, by name: {listed(results)}")
         for path, problem in found:
             job = Job(path, path, output or root, named=False, problem=problem)
             if mask_image is None or not same_file(path, mask_image):
@@ -90,9 +98,16 @@ def _is_other_file(path: Path) -> bool:
 
 
 def _found(
-    folder: Path, recursive: bool, excluded: Sequence[Path], ours: bool, notice: Callable[[str], None]
+    folder: Path,
+    recursive: bool,
+    excluded: Sequence[Path],
+    results: list[Path] | None,
+    notice: Callable[[str], None],
 ) -> Iterator[tuple[Path, str]]:
-    """Photos in a folder, and folders that can't be read with the reason. Links to folders are not followed."""
+    """Photos in a folder, and folders that can't be read with the reason. Links to folders are not followed.
+
+    results: gets the photos that earlier runs wrote, which are left out; None if they would lie elsewhere.
+    """
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -104,14 +119,24 @@ def _found(
         if entry.name.startswith("."):
             continue
         if not is_folder(entry):
-            if _is_photo(entry) and not (ours and _is_result(entry, names)):
+            if not _is_photo(entry):
+                continue
+            if results is not None and _is_result(entry, names):
+                results.append(entry)
+            else:
                 yield entry, ""
         elif not recursive or any(same_file(entry, folder) for folder in excluded):
             continue
         elif entry.is_symlink():
             notice(f"{entry}: a link to a folder is not followed; name it to have its photos restored")
         else:
-            yield from _found(entry, recursive, excluded, ours, notice)
+            yield from _found(entry, recursive, excluded, results, notice)
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """For people: the first ones, and how many there are besides."""
+    more = len(paths) - MOST_NAMED
+    return ", ".join(map(str, paths[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_photo(path: Path) -> bool:

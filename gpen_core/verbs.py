@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -109,10 +109,11 @@ def process(
     """
     from gpen_core.apart import Read, Written, require_apart
     from gpen_core.batch import run
-    from gpen_core.files import exists, is_folder
+    from gpen_core.files import exists, is_folder, require_writable
     from gpen_core.gallery import open_gallery
     from gpen_core.ledger import NAME
-    from gpen_core.plan import files_of, plan
+    from gpen_core.plan import files_of, listed, plan
+    from gpen_core.report import report_to, require_report
     from gpen_core.restorer import Restorer
     from gpen_core.selection import beyond
     from gpen_core.tasks import require_task, restore
@@ -147,6 +148,14 @@ def process(
     written += [] if report is None else [Written(report, "the report (--report)")]
     written += [] if use.cache is None else [Written(use.cache / "inductor", "what is compiled (--cache)")]
     require_apart(read, written)
+    if report is not None:
+        require_report(report)
+    for folder in {job.folder for job in jobs}:
+        require_writable(folder)
+    unknown = _unrecorded([job for job in jobs if not job.problem], output, compare, recording)
+    if unknown:
+        what = "a file is" if len(unknown) == 1 else f"{len(unknown)} files are"
+        complain(f"gpen-core: {what} replaced that no record of an earlier run names: {listed(unknown)}")
     for warning in _warnings(photos, jobs, recursive, options, files):
         complain(f"gpen-core: {warning}")
 
@@ -214,38 +223,22 @@ def process(
     raise typer.Exit(summary.exit_code)
 
 
-@contextmanager
-def report_to(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a record to the report; each is in the file at once, and the first one opens it."""
-    import json
+def _unrecorded(jobs: list[Job], output: str | None, compare: bool, recording: bool) -> list[Path]:
+    """Files and links that are going to be replaced though the user did not name them and no record has them.
 
-    from gpen_core.files import require_writable
-    from gpen_core.ledger import NAME
+    recording: this run needs the records. Raises then what `Ledger` does.
+    """
+    from gpen_core.gallery import comparison_path
+    from gpen_core.ledger import Ledger
 
-    if path is None:
-        yield lambda record: None
-        return
-    if path.name == NAME:
-        raise UsageError(f"--report {path}: that is the record of a folder")
-    try:
-        require_writable(path.parent)
-        if path.is_dir():
-            raise UsageError(f"--report {path}: that is a folder")
-    except (ImageError, OSError) as error:
-        raise UsageError(f"--report {path}: {error}") from None
-    with ExitStack() as stack:
-        opened: list[Any] = []
-
-        def write(record: dict[str, Any]) -> None:
-            try:
-                if not opened:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    opened.append(stack.enter_context(path.open("wb", buffering=0)))
-                opened[0].write(json.dumps(record).encode() + b"\n")
-            except OSError as error:
-                raise ImageError(f"--report {path}: {error.strerror}") from None
-
-        yield write
+    given = None if output is None else Path(output)
+    recorded: set[Path] = set()
+    for folder in {job.folder for job in jobs}:
+        with nullcontext() if recording else suppress(GpenError, OSError), closing(Ledger(folder)) as ledger:
+            recorded |= {job.target for job in jobs if job.folder == folder and ledger.names(job.target)}
+    new = [job for job in jobs if job.target not in recorded]
+    targets = [job.target for job in new if job.target != given]
+    return [path for path in (*targets, *(comparison_path(job) for job in new if compare)) if os.path.lexists(path)]
 
 
 def refuse_idle(typed: Mapping[str, str], options: Options, *, several: bool = False) -> None:

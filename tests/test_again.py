@@ -14,6 +14,7 @@ from gpen_core import image_io
 from gpen_core.cli import run_command
 from gpen_core.errors import CheckpointError
 from gpen_core.restorer import Restorer
+from tests.leftovers import abandoned
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
 from tests.test_rrdb import far_sighted
 
@@ -85,13 +86,43 @@ def test_extra_pictures_are_made_again(photos: Path, capsys: pytest.CaptureFixtu
     assert len(names("faces")) == 6
 
 
+@pytest.mark.parametrize("output", ["in", "out"])
+def test_faces_are_made_again(output: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["enhance", "in", *(["-o", output] if output == "out" else []), "--skip-existing"]
+    command += ["--save-faces", "faces"]
+    assert run_command(command) == 0
+    Path("faces/0.png_face1_both.png").unlink()
+    for expected in ("1 restored, 0 no face, 0 failed, 1 skipped", "0 restored, 0 no face, 0 failed, 2 skipped"):
+        assert run_command(command) == 0
+        assert expected in capsys.readouterr().err
+        assert len(names("faces")) == 6
+
+
+def test_without_faces_there_is_nothing_to_make_again(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    for expected in ("2 no face", "2 skipped"):
+        assert run_command(["enhance", "in", "-o", "out", "--skip-existing", "--save-faces", "faces"]) == 0
+        assert expected in capsys.readouterr().err
+
+
+def test_pictures_beside_outputs_are_found_where_the_folder_is_moved(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["enhance", "in", "-o", "out", "--compare"]) == 0
+    Path("out").rename("moved")
+    assert run_command(["enhance", "in", "-o", "moved", "--compare", "--skip-existing"]) == 0
+    assert "2 skipped" in capsys.readouterr().err
+
+
 def test_leftovers_of_extra_pictures_go(photos: Path) -> None:
-    left = ["out/.0_compare.png.0123456789ab.part", "faces/.0.png_face1_both.png.0123456789ab.part"]
-    for name in left:
-        Path(name).parent.mkdir(exist_ok=True)
-        Path(name).write_bytes(b"half")
+    for name in ("out", "faces"):
+        Path(name).mkdir()
+    left = [abandoned(Path(name)) for name in ("out/0_compare.png", "faces/0.png_face1_both.png")]
     assert run_command(["enhance", "in", "-o", "out", "--compare", "--save-faces", "faces"]) == 0
-    assert not any(Path(name).exists() for name in left)
+    assert not any(path.exists() for path in left)
 
 
 @pytest.mark.parametrize("output", ["album.v1/", "x.jpg/"])
@@ -114,14 +145,29 @@ def test_a_report_replaces_nothing(report: str, photos: Path) -> None:
     assert not Path("out").exists()
 
 
-def test_a_report_is_kept_until_there_is_a_new_one(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+OLD = '{"input": "in/0.png", "output": null, "status": "failed", "faces": [], "seconds": {}}\n'
+
+
+def test_a_report_never_speaks_of_another_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, **options: Any) -> None:
         raise CheckpointError("w.safetensors: no weights")
 
     monkeypatch.setattr(Restorer, "load", broken)
-    Path("old.jsonl").write_text("old")
+    Path("old.jsonl").write_text(OLD)
     assert run_command(["enhance", "in", "-o", "out", "--report", "old.jsonl"]) == 2
-    assert Path("old.jsonl").read_text() == "old"
+    assert Path("old.jsonl").read_text() == ""
+
+
+@pytest.mark.parametrize("options", [["-o", "file/out"], ["-o", "in"], ["-o", "out", "--skip-existing"]])
+def test_a_run_that_is_refused_leaves_the_report(
+    options: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("out/.gpen-core.jsonl").mkdir(parents=True)
+    Path("old.jsonl").write_text(OLD)
+    assert run_command(["enhance", "in", *options, "--report", "old.jsonl"]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") == 1
+    assert Path("old.jsonl").read_text() == OLD
 
 
 @pytest.mark.parametrize("options", [["--min-face", "10"], ["--only", "largest"], ["--max-faces", "1"]])

@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gpen_core import __version__
+from gpen_core import __version__, image_io
 from gpen_core.cli import main, run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
@@ -203,9 +203,9 @@ def test_enhance_box(folder: Path, stub: list[Any], capsys: pytest.CaptureFixtur
     assert run_command(["enhance", "photo.png", "--box", "50,40,20,20"]) == 0
     assert capsys.readouterr().err == ""
     assert load_png(Path("photo_restored.png"))[50, 60, 0] == 0
-    assert run_command(["enhance", "photo.png", "--box", "0,0,20,20"]) == 0
+    assert run_command(["enhance", "photo.png", "-o", "other.png", "--box", "0,0,20,20"]) == 0
     assert "no face in the box 0,0,20,20" in one_line(capsys.readouterr().err)
-    assert np.array_equal(load_png(Path("photo_restored.png")), PICTURE)
+    assert np.array_equal(load_png(Path("other.png")), PICTURE)
 
 
 def test_enhance_hints_at_tilted_heads(
@@ -218,7 +218,7 @@ def test_enhance_hints_at_tilted_heads(
     captured = capsys.readouterr()
     assert "0 faces" in one_line(captured.out)
     assert "--rotate auto" in one_line(captured.err)
-    assert run_command(["enhance", "photo.png", "--rotate", "auto"]) == 0
+    assert run_command(["enhance", "photo.png", "-o", "turned.png", "--rotate", "auto"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -264,6 +264,26 @@ def test_transparency_that_a_jpeg_cannot_hold_is_refused_before_any_work(
     assert run_command(["enhance", "clear.png", "-o", "out.jpg"]) == 0
 
 
+@pytest.mark.parametrize(("kind", "name", "output"), [(".png", "a.jpg", "b.jpg"), (".jpg", "a.PNG", "b.png")])
+@pytest.mark.parametrize("strength", ["0", "1"])
+def test_an_output_that_is_named_is_what_its_name_says(
+    kind: str, name: str, output: str, strength: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restorer = Restorer(without_channel_0, config_of(), FixedDetector([]))
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
+    content = cv2.imencode(kind, PICTURE)[1].tobytes()
+    Path(name).write_bytes(content)
+    assert run_command(["enhance", name, "-o", output, "--strength", strength]) == 0
+    assert image_io.read(Path(output)).format == image_io.format_of(Path(output))
+    # Nobody said what the copy in a folder should be.
+    assert run_command(["enhance", name, "-o", "out/", "--strength", strength]) == 0
+    assert (Path("out") / name).read_bytes() == content
+    named = Path(f"same{kind}")
+    assert run_command(["enhance", name, "-o", str(named), "--strength", strength]) == 0
+    assert named.read_bytes() == content
+
+
 def test_a_comparison_never_replaces_a_photo(folder: Path, stub: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     save_png(Path("photo_compare.png"), PICTURE[::-1])
     before = Path("photo_compare.png").read_bytes()
@@ -297,7 +317,7 @@ def test_faces_that_cannot_be_written_leave_the_output(
     # In the way, whoever runs the tests.
     blocked = Path("faces/photo.png_face1_restored.png")
     blocked.mkdir(parents=True)
-    options = ["-o", "out/", "--save-faces", "faces", "--report", "report.jsonl", *skip]
+    options = ["-o", "out/photo.png", "--save-faces", "faces", "--report", "report.jsonl", *skip]
     for _ in range(2):
         assert run_command(["enhance", "photo.png", *options]) == 3
         captured = capsys.readouterr()

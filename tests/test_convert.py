@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gzip
 import io
 import json
@@ -22,8 +23,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from safetensors.torch import save as serialized
 from torch import Tensor
 
 from gpen_convert.generator import Claims, convert_generator
@@ -35,6 +36,7 @@ from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, GpenError, UsageError
 from tests import reference
+from tests.leftovers import abandoned
 from tests.legacy import TINY, golden_case, image_for, legacy_state
 
 Wrap = Callable[[dict[str, Tensor]], Any]
@@ -388,10 +390,10 @@ def test_the_source_is_never_replaced(state: dict[str, Tensor], tmp_path: Path) 
 def test_nothing_is_left_when_writing_fails(
     state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        save_file({name: t + (name == "constant") for name, t in tensors.items()}, path, metadata)
+    def damaged(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+        return serialized({name: t + (name == "constant") for name, t in tensors.items()}, metadata)
 
-    monkeypatch.setattr("gpen_convert.generator.save_file", damaged)
+    monkeypatch.setattr("gpen_convert.generator.save", damaged)
     source = save(state, tmp_path / "old.pth")
     with pytest.raises(CheckpointError, match="constant was read back differently"):
         convert_generator(source)
@@ -542,19 +544,18 @@ def test_key_takes_a_generator_by_its_prefix(state: dict[str, Tensor], tmp_path:
 
 
 def test_a_full_disk_is_told(state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gpen_convert.generator.save_file", full)
     source = save(state, tmp_path / "old.pth")
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(CheckpointError, match=r"can't be written .*No space left"):
         convert_generator(source)
     assert list(tmp_path.iterdir()) == [source]
 
 
 def test_what_a_killed_conversion_left_is_removed(state: dict[str, Tensor], tmp_path: Path) -> None:
-    left = tmp_path / ".old.safetensors.0123456789ab.part"
-    left.write_bytes(b"half")
+    abandoned(tmp_path / "old.safetensors")
     convert_generator(save(state, tmp_path / "old.pth"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old.pth", "old.safetensors"]
 

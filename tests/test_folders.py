@@ -20,10 +20,11 @@ from gpen_core import image_io, ledger
 from gpen_core.batch import WORKERS
 from gpen_core.cli import run_command
 from gpen_core.errors import UsageError
-from gpen_core.files import remove_leftovers, replacing
+from gpen_core.files import replacing
 from gpen_core.ledger import Ledger, settings_fingerprint
 from gpen_core.plan import plan
 from gpen_core.restorer import Restorer
+from tests.leftovers import abandoned
 from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
 
@@ -149,6 +150,62 @@ def test_results_beside_their_sources_are_no_input(album: Path, calls: list[Any]
     assert "a_restored_restored.png" not in tree(Path("in"))
 
 
+def test_results_that_are_left_out_are_told_of(
+    album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {"in/a_restored.png": encoded()})
+    assert enhance("in", "-o", "out") == 0
+    assert "left out" not in capsys.readouterr().err
+    assert enhance("in", "--recursive") == 0
+    line = f"in: a result of earlier runs left out, by name: {Path('in/a_restored.png')}\n"
+    assert capsys.readouterr().err.startswith(line)
+    assert enhance("in", "--recursive") == 0
+    assert capsys.readouterr().err.startswith("in: 5 results of earlier runs left out, by name: in/a_restored.png, in/")
+    fill(album, {f"in/a_face{i}_crop.png": encoded() for i in range(9)})
+    fill(album, {f"in/a.png_face{i}_crop.png": encoded() for i in range(9)})
+    assert enhance("in", "--recursive") == 0
+    told = capsys.readouterr().err.splitlines()[0]
+    assert told.startswith("in: 14 results of earlier runs left out, by name: in/a.png_face0_crop.png, ")
+    assert told.endswith(", in/a.png_face4_crop.png and 9 more")
+
+
+REPLACED = "gpen-core: a file is replaced that no record of an earlier run names: "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replaced"),
+    [
+        (["in"], "in/a_restored.png"),
+        (["in/a.png"], "in/a_restored.png"),
+        (["in", "-o", "out"], "out/a.png"),
+        (["in", "-o", "out", "--skip-existing"], "out/a.png"),
+        (["in/a.png", "-o", "out/"], "out/a.png"),
+        (["in/a.png", "-o", "out/other.png", "--compare"], "out/other_compare.png"),
+    ],
+)
+def test_a_file_that_is_replaced_and_was_not_named(
+    arguments: list[str], replaced: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {replaced: encoded(".png", 9)})
+    assert enhance(*arguments) == 0
+    assert f"{REPLACED}{Path(replaced)}\n" in capsys.readouterr().err
+    # Recorded now, unless single photos were named.
+    if arguments[0] == "in":
+        assert enhance(*arguments) == 0
+        assert "replaced" not in capsys.readouterr().err
+
+
+def test_what_is_named_is_replaced_in_silence(
+    album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(album, {"out/other.png": encoded(".png", 9), f"out/{ledger.NAME}/x": b""})
+    assert enhance("in/a.png", "-o", "out/other.png") == 0
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        assert enhance("in/a.png", "-o", "out/") == 0
+    assert capsys.readouterr().err == f"{REPLACED}{Path('out/a.png')}\n"
+
+
 def test_gifs_beside_pictures_of_the_same_stem(tmp_path: Path, calls: list[Any]) -> None:
     from PIL import Image
 
@@ -232,7 +289,6 @@ def test_a_folder_of_bad_files(album: Path, calls: list[Any], capsys: pytest.Cap
 
 
 def test_the_report(album: Path, calls: list[Any]) -> None:
-    Path("report.jsonl").write_text("old\n")
     assert enhance("in", "-o", "out", "--recursive", "--report", "report.jsonl") == 0
     records = [json.loads(line) for line in Path("report.jsonl").read_text().splitlines()]
     assert [record["input"] for record in records] == [str(Path("in") / name) for name in NAMES]
@@ -254,6 +310,79 @@ def test_a_report_that_would_do_harm(
     assert capsys.readouterr().err.count("\n") == 1
     assert Path("in/a.png").read_bytes() == before
     assert calls == []
+
+
+FOREIGN = {
+    "text": b"my notes\n",
+    "a photo": encoded(),
+    "objects of another kind": b'{"input": "a.png"}\n{"input": "b.png"}\n',
+    "one object": b'{"input": "a.png", "output": null, "status": "failed", "faces": [], "seconds": {}, \n',
+    "more than a report": b"%smy notes\n",
+    "notes at its end": b"%smy notes",
+    "a line that is no object": b"%s[]\n",
+}
+LEFT = {"nothing": b"", "a report": b"%s", "a line cut short": b'%s{"input": "in/b', "a first line cut short": b'{"inp'}
+
+
+def earlier_report() -> bytes:
+    assert enhance("in", "-o", "earlier", "--report", "earlier.jsonl") == 0
+    return Path("earlier.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_report_replaces_no_other_file(
+    content: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = FOREIGN[content].replace(b"%s", earlier_report())
+    Path("mine").write_bytes(before)
+    capsys.readouterr()
+    calls.clear()
+    assert enhance("in", "-o", "out", "--report", "mine") == 1
+    line = "gpen-core: --report mine: a file is there that is no report; remove it or choose another name\n"
+    assert capsys.readouterr().err == line
+    assert Path("mine").read_bytes() == before
+    assert calls == []
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("content", LEFT)
+def test_a_report_replaces_an_earlier_one(content: str, album: Path, calls: list[Any]) -> None:
+    Path("report").write_bytes(LEFT[content].replace(b"%s", earlier_report()))
+    assert enhance("in", "-o", "out", "--recursive", "--report", "report") == 0
+    assert statuses("report") == {"restored": 5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "link.png"], "link.png: a link that leads nowhere; remove it or choose another name"),
+        (["-o", "link"], "link: link is a link that leads nowhere"),
+        (["-o", "link/out"], "link/out: link is a link that leads nowhere"),
+        (["-o", "link/out.png"], "link: link is a link that leads nowhere"),
+        (["-o", "out/", "--save-faces", "link"], "link: link is a link that leads nowhere"),
+        (
+            ["-o", "out/", "--report", "link"],
+            "--report link: a link that leads nowhere; remove it or choose another name",
+        ),
+    ],
+)
+def test_a_link_that_leads_nowhere(
+    arguments: list[str], said: str, album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("link", "link.png"):
+        Path(name).symlink_to("nowhere/else.png")
+    assert enhance("in/a.png", *arguments) in (1, 2)
+    assert capsys.readouterr().err == f"gpen-core: {said}\n"
+    assert calls == []
+    assert Path("link.png").is_symlink()
+    assert not Path("out").exists()
+
+
+def test_a_link_among_outputs_is_told_of(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/a.png").symlink_to("nowhere/else.png")
+    assert enhance("in", "-o", "out") == 0
+    assert f"{REPLACED}{Path('out/a.png')}\n" in capsys.readouterr().err
 
 
 def test_max_pixels(album: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -413,6 +542,10 @@ def test_a_ledger_survives_what_a_kill_leaves(tmp_path: Path) -> None:
 
 def test_garbage_in_a_ledger(tmp_path: Path) -> None:
     lines = [b"\xff\xfe", b"[]", b"null", b'{"file": 3}', b'{"file":1,"sha256":1,"source_sha256":1,"settings":1}', b""]
+    lines += [
+        b'{"file":"a.png","sha256":"","source_sha256":"source","settings":"settings","beside":%s}' % beside
+        for beside in (b"3", b"[3]", b"null", b'"a"')
+    ]
     (tmp_path / ledger.NAME).write_bytes(b"\n".join(lines))
     found = Ledger(tmp_path)
     assert not found.holds(tmp_path / "a.png", "source", "settings")
@@ -476,30 +609,16 @@ def test_a_record_that_may_not_be_read(
     assert calls == []
 
 
-def test_leftovers_of_the_targets_alone_are_removed(tmp_path: Path) -> None:
-    long = tmp_path / f"{'n' * 60}.png"
-    for target in (tmp_path / "a.png", long):
-        with pytest.raises(KeyboardInterrupt), replacing(target) as part:
-            saved = part.with_name(part.name)
-            shutil.copy(part, tmp_path / "copy")
-            raise KeyboardInterrupt
-        shutil.move(tmp_path / "copy", saved)
-    others = {".b.png.0123456789ab.part": b"", ".a.png.part": b"", "a.png.0123456789ab.part": b""}
-    fill(tmp_path, others)
-    assert remove_leftovers([tmp_path / "a.png", long, tmp_path / "absent" / "a.png"]) == 2
-    assert tree(tmp_path) == sorted(others)
-
-
-def test_leftovers_stay_while_another_run_is_at_work(album: Path, calls: list[Any]) -> None:
-    pytest.importorskip("fcntl", reason="folders are locked with fcntl")
-    fill(album, {"out/.a.png.0123456789ab.part": b"half"})
-    other = Ledger(Path("out"))
-    other.open()
-    assert enhance("in", "-o", "out") == 0
-    assert Path("out/.a.png.0123456789ab.part").exists()
-    other.close()
-    assert enhance("in", "-o", "out", "--skip-existing") == 0
-    assert not Path("out/.a.png.0123456789ab.part").exists()
+def test_leftovers_go_and_what_another_run_writes_stays(album: Path, calls: list[Any]) -> None:
+    pytest.importorskip("fcntl", reason="unfinished files are locked with fcntl")
+    Path("out").mkdir()
+    left = abandoned(Path("out/a.png"))
+    with replacing(Path("out/a.png")) as part:
+        assert enhance("in", "-o", "out") == 0
+        assert part.exists()
+        assert not left.exists()
+        part.write_bytes(b"of the other run")
+    assert Path("out/a.png").read_bytes() == b"of the other run"
 
 
 # Rude ends.
@@ -584,6 +703,33 @@ def test_one_photo_for_a_full_disk(
     fill(album, {"noise.png": cv2.imencode(".png", noise)[1].tobytes()})
     assert enhance("noise.png", "-o", str(tmpfs / "noise.png")) == 2
     assert capsys.readouterr().err == f"gpen-core: {tmpfs / 'noise.png'}: no space left on device\n"
+
+
+def test_a_full_disk_for_the_report(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmpfs / "report.jsonl"
+    # A page is left, which takes a few lines and a part of another.
+    (tmpfs / "filler").write_bytes(bytes((1 << 20) - 4096))
+    fill(album, {f"many/{i:02}.png": encoded() for i in range(30)})
+    for _ in range(2):
+        assert enhance("many", "-o", "out", "--report", str(report)) == 2
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if "record" not in line]
+        assert line == f"gpen-core: --report {report}: no space left on device"
+        assert report.stat().st_size == 4096
+
+
+def test_a_full_disk_for_the_record(
+    album: Path, calls: list[Any], tmpfs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = Path("out") / ledger.NAME
+    record.parent.mkdir()
+    (tmpfs / "record").touch()
+    record.symlink_to(tmpfs / "record")
+    (tmpfs / "filler").write_bytes(bytes(1 << 20))
+    assert enhance("in/a.png", "-o", "out/a.png", "--skip-existing") == 3
+    assert capsys.readouterr().err == f"in/a.png: not written: {record}: no space left on device\n"
+    assert image_io.read(Path("out/a.png")).pixels.shape == PICTURE.shape
 
 
 def test_unwritable_output_folder(

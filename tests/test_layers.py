@@ -24,6 +24,7 @@ LAYERS = (
         "files",
         "apart",
         "ledger",
+        "report",
         "memory",
         "presets",
         "footprint",

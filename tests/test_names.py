@@ -254,6 +254,19 @@ def test_a_package_replaces_its_own_only(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name).read_bytes() == b"mine"
 
 
+@pytest.mark.parametrize("content", [b"mine", b'{"weights": {}}', b"\xff"])
+@pytest.mark.parametrize("output", ["net.pt2", "out/other.pt2"])
+def test_a_sidecar_replaces_sidecars_only(content: bytes, output: str, tmp_path: Path) -> None:
+    source, target = converted(tmp_path, TINY), tmp_path / output
+    target.parent.mkdir(exist_ok=True)
+    note = target.with_name(f"{target.name}.json")
+    note.write_bytes(content)
+    with pytest.raises(UsageError, match=f"{note.name}: a file is there that describes no package"):
+        export_generator(source, target, format="pt2")
+    assert note.read_bytes() == content
+    assert not target.exists()
+
+
 def test_a_compiled_package_is_not_converted(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
         archive.writestr("package/data/aotinductor/model/a.cpp", "")

@@ -422,6 +422,21 @@ def test_exporting_needs_a_compiler(made: Path, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_named_package_replaces_another_with_its_sidecar(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "net.pt2"
+    for suffix in ("", SIDECAR):
+        shutil.copyfile(f"{made}{suffix}", f"{target}{suffix}")
+
+    def reached(*arguments: object) -> None:
+        raise DeviceError("the compiler is asked")
+
+    monkeypatch.setattr(export, "export_package", reached)
+    with pytest.raises(DeviceError, match="the compiler is asked"):
+        export_generator(converted(tmp_path, SMALL), target, format="pt2")
+
+
 def test_a_package_of_other_weights_is_not_written(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = converted(tmp_path, SMALL)
 

@@ -156,6 +156,7 @@ SPEAKERS = {
     "service": (),
     "gallery": ("enhance",),
     "presets": ("enhance",),
+    "report": ("enhance",),
     "selection": ("enhance",),
     "restorer": ("enhance", "colorize"),
     "tasks": ("inpaint",),
@@ -209,7 +210,7 @@ def test_colorize_hints_at_what_it_has(
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *networks, **options: restorer))
     assert run_command(["colorize", "photo.png"]) == 0
     assert "heads on their side are found with --rotate auto" in capsys.readouterr().err
-    assert run_command(["colorize", "photo.png", "--rotate", "auto"]) == 0
+    assert run_command(["colorize", "photo.png", "-o", "turned.png", "--rotate", "auto"]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpen_convert import to_onnx
-from gpen_convert.targets import may_replace, origin_of, output_path
+from gpen_convert.targets import may_replace, may_replace_sidecar, origin_of, output_path
 from gpen_core import __version__
 from gpen_core.ahead import (
     SIDECAR,
@@ -80,8 +80,9 @@ def export_generator(
     """Export converted weights; returns the report, line by line.
 
     output: by default beside the source, with the format's suffix; there, and in a folder, a file that does not come
-    from the same original is not replaced. dtype: fp32, or fp16 for the convolutions (latent,
-    styles and demodulation stay float32, and so do input and output). device: of a pt2 package, which fits it alone.
+    from the same original is not replaced, and nowhere is a file that is no sidecar by that of a pt2 package.
+    dtype: fp32, or fp16 for the convolutions (latent, styles and demodulation stay float32, and so do input and
+    output). device: of a pt2 package, which fits it alone.
     Raises CheckpointError, DeviceError and UsageError, and writes nothing then.
     """
     if format not in FORMATS:
@@ -97,6 +98,7 @@ def export_generator(
     if format == "pt2":
         note = Path(f"{target}{SIDECAR}")
         may_replace(note, output, source, lambda _: origin_of(target) == origin)
+        may_replace_sidecar(target)
     generator = load_generator(source)
     try:
         if format == "onnx":

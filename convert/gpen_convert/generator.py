@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from gpen_convert.infer import infer_config
@@ -262,7 +261,8 @@ def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str
     remove_leftovers([target])
     try:
         with replacing(target) as temporary:
-            save_file(dict(tensors), temporary, metadata.encode())
+            # Not `save_file`, which puts another file in the place of this one.
+            temporary.write_bytes(save(dict(tensors), metadata.encode()))
             stored_metadata, stored = load_tensors(temporary)
             if stored_metadata != metadata or stored.keys() != tensors.keys():
                 raise CheckpointError(f"{target}: what was read back differs from what was written; nothing is kept")
@@ -270,7 +270,5 @@ def write_verified(target: Path, metadata: WeightsMetadata, tensors: Mapping[str
                 if stored[name].dtype != tensor.dtype or not torch.equal(stored[name], tensor):
                     raise CheckpointError(f"{target}: {name} was read back differently; nothing is kept")
             build_generator(stored_metadata, stored)
-    except SafetensorError as error:
-        raise CheckpointError(f"{target}: can't be written ({error})") from None
     except OSError as error:
         raise CheckpointError(f"{target}: can't be written ({error.strerror or error})") from None

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from gpen_convert.shapes import Shapes, count, shapes_of, size
@@ -98,12 +97,11 @@ def convert(state: Mapping[str, Tensor], out_path: Path, provenance: Provenance)
     tensors = {name: tensor.contiguous() for name, tensor in sorted(net.state_dict().items())}
     try:
         with replacing(out_path) as temporary:
-            save_file(tensors, temporary, encode(config, provenance))
+            # Not `save_file`, which puts another file in the place of this one.
+            temporary.write_bytes(save(tensors, encode(config, provenance)))
             stored = load_upscaler(temporary)
             if stored.config != config or any(not torch.equal(stored.state_dict()[n], t) for n, t in tensors.items()):
                 raise CheckpointError(f"{out_path}: what was read back differs from what was written; nothing is kept")
-    except SafetensorError as error:
-        raise CheckpointError(f"{out_path}: can't be written ({error})") from None
     except OSError as error:
         raise CheckpointError(f"{out_path}: can't be written ({error.strerror or error})") from None
     return [

@@ -10,9 +10,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from gpen_convert.names import stem_of
-from gpen_core.ahead import SIDECAR
+from gpen_core.ahead import SIDECAR, Sidecar
 from gpen_core.config import METADATA_KEY
-from gpen_core.errors import UsageError
+from gpen_core.errors import CheckpointError, UsageError
 from gpen_core.files import exists, is_folder, same_file
 
 
@@ -53,6 +53,19 @@ def may_replace(target: Path, output: Path | None, source: Path, same: Callable[
             f"{target}: a file is there that was not made from {source}; name the output with -o (-o replaces a file)"
         )
     return ["replaced what was there from the same source"]
+
+
+def may_replace_sidecar(package: Path) -> None:
+    """Raises UsageError if a package's sidecar, which no user names, would replace something that is none."""
+    note = Path(f"{package}{SIDECAR}")
+    if not (exists(note) or note.is_symlink()):
+        return
+    try:
+        Sidecar.decode(note.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, CheckpointError):
+        raise UsageError(
+            f"{note}: a file is there that describes no package; remove it, or name another output with -o"
+        ) from None
 
 
 def origin_of(path: Path) -> str:
