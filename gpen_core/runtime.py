@@ -39,8 +39,8 @@ LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "ALLOC_FAILED")
 # One compilation for each bucket and each runtime of a process; PyTorch's own limit of 8 counts them all together.
 COMPILATIONS = 64
-# The first whose loops can be unrolled by a factor, and the first GPUs that it compiles for.
-OLDEST_TRITON, OLDEST_GPU = (3, 2), (7, 0)
+# Versions of Triton that compile the kernels, and from which compute capability on; 3.2 has bfloat16 from 8.0 on.
+COMPILES_KERNELS = (((3, 2), (8, 0)), ((3, 3), (7, 0)))
 # Sides of the up-scaler's tiles, in cells of its grid.
 LARGEST_TILE, SMALLEST_TILE = 256, 32
 # Batches of one request on their way: the device has the next one before the last one's pictures are read.
@@ -619,7 +619,12 @@ def kernels_fit(generator: object, config: GeneratorConfig, device: torch.device
     import triton
 
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return version >= OLDEST_TRITON and torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    return compiles_kernels(version, torch.cuda.get_device_capability(device))
+
+
+def compiles_kernels(triton: tuple[int, ...], capability: tuple[int, int]) -> bool:
+    """Whether a version of Triton compiles the kernels for GPUs of a compute capability."""
+    return any(triton >= oldest and capability >= lowest for oldest, lowest in COMPILES_KERNELS)
 
 
 def guarded(step: Step, freezing: bool) -> Step:

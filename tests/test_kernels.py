@@ -17,11 +17,11 @@ import torch
 
 from bench.model import published_config, random_generator
 from gpen_core.config import GeneratorConfig
-from gpen_core.runtime import OLDEST_TRITON, Runtime, RuntimeOptions
+from gpen_core.runtime import COMPILES_KERNELS, Runtime, RuntimeOptions, compiles_kernels
 
 TRITON = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "0.0"
 VERSION = tuple(int(part) for part in TRITON.split(".")[:2])
-pytestmark = pytest.mark.skipif(VERSION < OLDEST_TRITON, reason="needs Triton 3.2")
+pytestmark = pytest.mark.skipif(COMPILES_KERNELS[0][0] > VERSION, reason="needs Triton 3.2")
 
 # Widths that are no powers of two, an enlarging network, and both ways of a small convolution.
 INTERPRETED = """
@@ -71,6 +71,8 @@ class Compiling:
 @pytest.mark.parametrize(("capability", "dtype"), [(75, torch.float16), (90, torch.float32), (90, torch.bfloat16)])
 def test_every_kernel_compiles(capability: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the GPUs of Turing and Hopper, though there is none."""
+    if not compiles_kernels(VERSION, divmod(capability, 10)):
+        pytest.skip(f"Triton {TRITON} does not compile them for compute capability {capability / 10}")
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
@@ -106,7 +108,8 @@ def test_kernels_compute_nothing_in_double_precision() -> None:
         kinds = dict.fromkeys((*tensors, "w_rgb", "b_rgb", "s_rgb"), "*fp32") | {"features_gain": "fp64"}
         signature = {name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names}
         code = compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-        assert [line.split()[0] for line in code.splitlines() if ".f64" in line] == [".param", "cvt.rn.f32.f64"]
+        used = {line.split()[0] for line in code.splitlines() if ".f64" in line}
+        assert {"cvt.rn.f32.f64"} <= used <= {".param", ".reg", "ld.param.f64", "cvt.rn.f32.f64"}
 
 
 def test_one_trace_serves_every_batch() -> None:

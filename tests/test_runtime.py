@@ -26,6 +26,7 @@ from gpen_core.runtime import (
     RuntimeOptions,
     choose_device,
     choose_precision,
+    compiles_kernels,
     lower,
     plan_batches,
 )
@@ -417,6 +418,12 @@ def test_warm_up_compiles_every_bucket_up_to_the_batch() -> None:
     network = Recorder()
     Runtime(network, CONFIG, RuntimeOptions("cpu", max_batch=4)).warm_up()
     assert network.batches == [1, 2, 4]
+
+
+def test_which_triton_compiles_the_kernels() -> None:
+    assert compiles_kernels((3, 2), (8, 0)) and compiles_kernels((3, 10), (7, 0)) and compiles_kernels((4, 0), (12, 0))
+    for version, capability in (((3, 1), (9, 0)), ((3, 2), (7, 5)), ((3, 6), (6, 1))):
+        assert not compiles_kernels(version, capability)
 
 
 def test_importing_is_silent_and_changes_no_setting() -> None:
