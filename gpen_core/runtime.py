@@ -226,7 +226,7 @@ class Runtime:
         fit = kernels_fit(self.generator, self.config, self.device)
         if wanted == "kernels" and not fit:
             raise DeviceError(
-                "the kernels need a GPU from Volta on, Triton 3.2 and a generator that concatenates its features"
+                "the kernels need CUDA (Volta or newer), Triton 3.2 and a generator that concatenates its features"
             )
         if wanted in ("auto", "kernels") and fit:
             return "kernels"
