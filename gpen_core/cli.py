@@ -473,7 +473,8 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="Where to write, over what is there. Default: beside it, .onnx or .pt2, over an earlier export only.",
+            help="Where to write, over what is there. Default: .onnx or .pt2 beside a path, in the working "
+            "folder for a name, over an earlier export only.",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
@@ -488,10 +489,14 @@ def export(
 
     require_torch()
     from gpen_convert.export import export_generator
+    from gpen_core.files import same_file
     from gpen_weights import resolve
 
     source = resolve(model, suffixes=(".safetensors",))
-    for line in export_generator(source, output, format=format, dtype=dtype, device=device):
+    # What a name leads to may lie in the installation, or in a folder that this user can't write to.
+    by_name = not (same_file(Path(model), source) or model.startswith("~"))
+    target = Path() if output is None and by_name else output
+    for line in export_generator(source, target, format=format, dtype=dtype, device=device):
         say(line)
 
 
