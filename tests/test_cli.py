@@ -50,7 +50,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def load(cls: type[Restorer], /, weights: object, detector: object, **options: Any) -> Restorer:
         calls.append({"weights": weights, "detector": detector, **options})
-        return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))
+        return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]), task=options["task"])
 
     monkeypatch.setattr(Restorer, "load", classmethod(load))
     monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
@@ -167,6 +167,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "template": "ffhq",
             "detect_size": 640,
             "detector_device": "cuda",
+            "task": "restoration",
             "upscaler_tile": None,
             "memory": None,
         }
@@ -385,7 +386,8 @@ def test_what_is_not_coloured_is_copied(
     name: str, strength: str, faces: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [face_at(60, 50, 64)] * faces
-    restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector(found))
+    config = replace(config_of(), task="colorization")
+    restorer = Restorer(without_channel_0, config, FixedDetector(found), task="colorization")
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
     monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert cv2.imwrite(name, PICTURE[..., 0] if "grey" in name else PICTURE)
