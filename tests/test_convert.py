@@ -710,7 +710,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "random": (lambda p: p.write_bytes(bytes(range(200, 256)) * 9), "neither a PyTorch checkpoint nor safetensors"),
     "zip of junk": (archive_of_junk, "a zip archive, not a checkpoint"),
-    "folder": (lambda p: p.mkdir(), "directory"),
+    "folder": (lambda p: p.mkdir(), "a folder, not a file"),
     "absent": (lambda p: None, "No such file"),
 }
 
