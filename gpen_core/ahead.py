@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from gpen_core.compile_cache import writing_to
 from gpen_core.config import METADATA_KEY, WeightsMetadata
 from gpen_core.errors import CheckpointError, DeviceError, ImageError
-from gpen_core.files import exists, sha256
+from gpen_core.files import sha256, why_unreadable
 from gpen_core.model import Generator
 
 SIDECAR = ".json"
@@ -348,8 +348,9 @@ def can_record(device: torch.device) -> bool:
 def read_sidecar(path: Path) -> Sidecar:
     """A package's sidecar, which belongs to it and was not changed. Raises CheckpointError."""
     beside = Path(f"{path}{SIDECAR}")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: {'not a file' if exists(path) else 'no such file'}")
+    obstacle = why_unreadable(path)
+    if obstacle:
+        raise CheckpointError(f"{path}: {obstacle}")
     try:
         if beside.exists() and not beside.is_file():
             raise CheckpointError(f"{beside}: not a file")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from gpen_core import image_io
-from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError
+from gpen_core.errors import ExitCode, GpenError, ImageError, UsageError, one_line
 from gpen_core.files import copy, remove_leftovers, require_writable, sha256
 from gpen_core.gallery import Gallery
 from gpen_core.gather import IN_FLIGHT, NOTHING, Gatherer, Landed
@@ -560,7 +560,7 @@ def _explain(error: Exception, job: Job) -> str:
         return f"{error.filename or job.target}: {error.strerror.lower()}"
     if isinstance(error, MemoryError):
         return f"{job.source}: not enough memory"
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if not isinstance(error, GpenError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     named = any(image_io.shown(path) in text for path in (job.source, job.target))

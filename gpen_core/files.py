@@ -207,6 +207,19 @@ def is_broken_link(path: Path) -> bool:
     return os.path.lexists(path) and not exists(path)
 
 
+def why_unreadable(path: Path) -> str:
+    """Why there is no file to read at a path, or nothing: what is no regular file could block for ever when opened."""
+    try:
+        if path.is_file():
+            return ""
+        path.stat()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    except ValueError as error:
+        return str(error)
+    return "a folder, not a file" if is_folder(path) else "not a regular file"
+
+
 def require_writable(folder: Path) -> None:
     """Raises ImageError if nothing can be written to a folder, which need not exist yet."""
     existing = require_possible_folder(folder)

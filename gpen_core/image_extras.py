@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpen_core import image_meta as meta
-from gpen_core.errors import ImageError
+from gpen_core.errors import ImageError, one_line
 from gpen_core.image_jpeg import check_jpeg_size, jpeg_metadata_of
 from gpen_core.image_tiff import check_tiff_size, tiff_metadata_of
 from gpen_core.photo import (
@@ -46,7 +46,9 @@ def _guarded(action: Callable[[], Any]) -> Any:
         return action()
     # Pillow's plugins raise almost anything for damaged data: OSError, SyntaxError, struct.error, IndexError.
     except Exception as error:
-        raise ImageError(f"the picture data is damaged or truncated ({_one_line(error)})") from None
+        raise ImageError(
+            f"the picture data is damaged or truncated ({one_line(error) or type(error).__name__})"
+        ) from None
 
 
 def _opened(open_image: Callable[[], Any], max_pixels: int) -> Any:
@@ -62,10 +64,6 @@ def _loaded(open_image: Callable[[], Any], max_pixels: int) -> Any:
     image = _opened(open_image, max_pixels)
     _guarded(image.load)
     return image
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _split(image: Any) -> tuple[Canvas, NDArray[Any] | None, bool]:
@@ -217,7 +215,7 @@ def write_avif(file: BinaryIO, photo: Photo, quality: int | None) -> tuple[str, 
         image = _pillow_image(photo, grey_allowed=True)
         image.save(file, "AVIF", quality=quality or LOSSY_QUALITY, subsampling="4:4:4", **_blocks(photo))
     except (OSError, ValueError, KeyError) as error:
-        raise ImageError(f"can't be encoded as AVIF: {_one_line(error)}") from None
+        raise ImageError(f"can't be encoded as AVIF: {one_line(error) or type(error).__name__}") from None
     return (*extra_notes, *depth_notes)
 
 
@@ -237,6 +235,6 @@ def write_heic(file: BinaryIO, photo: Photo, quality: int | None) -> tuple[str, 
             image.info["icc_profile_type"] = "prof"
         image.save(buffer, quality=quality or LOSSY_QUALITY, chroma=444, **blocks)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ImageError(f"can't be encoded as HEIC: {_one_line(error)}") from None
+        raise ImageError(f"can't be encoded as HEIC: {one_line(error) or type(error).__name__}") from None
     file.write(buffer.getbuffer())
     return (*extra_notes, *depth_notes)

@@ -15,7 +15,7 @@ import numpy as np
 from gpen_core.align import compose, crop, crop_matrix, scale_of, scaling, whole_matrix
 from gpen_core.backend import CropRuntime, require_torch
 from gpen_core.blend import cover, feathered_mask, full_mask, paste
-from gpen_core.config import PictureFormat, template_named
+from gpen_core.config import PictureFormat, require_task, template_named
 from gpen_core.detect import LONG_SIDE, Detector, load_detector
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.find import Box, find_faces, pose
@@ -206,14 +206,18 @@ class Restorer:
         runtime: RuntimeOptions | None = None,
         upscaler: RRDBNet | None = None,
         parser: Parser | None = None,
+        task: str = "restoration",
     ) -> None:
         """network: [B, 3, S, S] to [B, 3, T, T] tensors in `config.value_range`, a `Generator` or any callable; or a
         runtime of any engine.
 
         detector: needed unless every picture is taken as a whole. runtime: for a network that is no runtime yet, and
         for the up-scaler. upscaler: enlarges the background; without it that is done by Lanczos' filter. parser: for
-        the mask "parse" alone.
+        the mask "parse" alone. task: what is to be done, by a `gpen_core.tasks.Task` if it is not restoration.
+
+        Raises UsageError if `config` says that the network was trained for another task.
         """
+        require_task(config, task)
         self.config = config
         self.detector = detector
         self.parser = parser
@@ -239,6 +243,7 @@ class Restorer:
         upscaler_tile: int | None = None,
         backend: str = "auto",
         memory: int | None = None,
+        task: str = "restoration",
     ) -> Restorer:
         """A restorer from converted or exported weights, a detector, an up-scaler and a parser, each a path or name.
 
@@ -250,8 +255,10 @@ class Restorer:
         detect_size, detector_device: as `load_detector` has them (long_side, device). device, precision, compile,
         cache, max_batch, upscaler_tile: as `RuntimeOptions` has them.
 
+        task: what the weights must be for; others than restoration are for `gpen_core.tasks`.
+
         Raises MissingWeightsError for a file that is not on this machine, CheckpointError or DetectorError for one that
-        can't be used, DeviceError for an absent device.
+        can't be used, UsageError for one of another task, DeviceError for an absent device.
         """
         from gpen_weights import default_detector, resolve
 
@@ -267,19 +274,20 @@ class Restorer:
             max_batch=max_batch,
         )
         config = runtime.config if template is None else replace(runtime.config, template=template_named(template))  # type: ignore[type-var]
+        require_task(config, task)
         found = None
         if detector is not None:
             path = resolve(default_detector() if detector == "auto" else detector)
             found = load_detector(path, long_side=detect_size, device=detector_device)
         parsing = None if parser is None else load_parser(resolve(parser))
         if upscaler is None:
-            return cls(runtime, config, found, parser=parsing)
+            return cls(runtime, config, found, parser=parsing, task=task)
         require_torch()
         from gpen_core.rrdb import load_upscaler
         from gpen_core.runtime import RuntimeOptions
 
         options = RuntimeOptions(device=device, precision=precision, upscaler_tile=upscaler_tile)
-        return cls(runtime, config, found, options, load_upscaler(resolve(upscaler)), parsing)
+        return cls(runtime, config, found, options, load_upscaler(resolve(upscaler)), parsing, task)
 
     def __call__(self, image: Canvas, options: Options = Options()) -> Restored:
         """Restore the faces of one picture. The given array is not changed.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from gpen_core.checkpoint import FLOATS, describe_difference, describe_foreign
+from gpen_core.checkpoint import FLOATS, describe_difference, describe_foreign, read_start
 from gpen_core.config import FORMAT_VERSION, METADATA_KEY, Provenance, require_version
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.pixels import round_to
@@ -212,8 +212,7 @@ def load_upscaler(path: str | Path) -> RRDBNet:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            start = file.read(16)
+        start = read_start(path)
         if start[8:9] != b"{":
             raise CheckpointError(describe_foreign(start))
         with safe_open(path, framework="pt") as opened:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpen_core.config import METADATA_KEY, InferredFormat, PictureFormat, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
+from gpen_core.files import why_unreadable
 from gpen_core.footprint import Footprint, exported_footprint
 from gpen_core.onnx_file import require_whole
 from gpen_core.pixels import from_network, require_crops, to_network
@@ -117,8 +118,9 @@ class OnnxRuntime:
 def open_session(path: Path, device: str = "auto", threads: int | None = None) -> onnxruntime.InferenceSession:
     """A session on a device. Raises CheckpointError, DeviceError and UsageError as `OnnxRuntime` does."""
     providers = choose_providers(device, onnxruntime.get_available_providers())
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such file")
+    obstacle = why_unreadable(path)
+    if obstacle:
+        raise CheckpointError(f"{path}: {obstacle}")
     require_whole(path, CheckpointError)
     options = onnxruntime.SessionOptions()
     # Left to itself onnxruntime pins threads to cores, and complains where a container forbids it.

@@ -145,7 +145,7 @@ class Selection:
 
     def __init__(self, candidates: Sequence[Candidate], memory: int | None = None) -> None:
         ordered = sorted(candidates, key=lambda candidate: candidate.config.input_size)
-        _require_company(ordered)
+        require_company(ordered)
         self.config = ordered[0].config
         self.memory = memory
         self._candidates = {candidate.config.input_size: candidate for candidate in ordered}
@@ -323,13 +323,27 @@ def load_weights(
     if len(paths) == 1:
         return load(paths[0])
     survey = _of_auto(survey_weights) if weights == AUTO else survey_weights
+    survey = partial(survey, device=device, precision=precision, compile=compile, max_batch=max_batch)
+    return Selection(survey_all(paths, survey, load, template), memory)
+
+
+def survey_all(
+    paths: Sequence[Path],
+    survey: Callable[..., tuple[PictureFormat, Footprint]] = survey_weights,
+    load: Callable[..., CropRuntime] = load_runtime,
+    template: str | None = None,
+) -> list[Candidate]:
+    """What networks there are to choose from, none of which is loaded. Raises what `survey_weights` does.
+
+    template: as `load_weights` has it.
+    """
     candidates = []
     for path in paths:
-        config, footprint = survey(path, device=device, precision=precision, compile=compile, max_batch=max_batch)
+        config, footprint = survey(path)
         if template is not None:
             config = replace(config, template=template_named(template))  # type: ignore[type-var]
         candidates.append(Candidate(str(path), config, footprint, partial(load, path)))
-    return Selection(candidates, memory)
+    return candidates
 
 
 def _of_auto(open: Callable[..., Result]) -> Callable[..., Result]:
@@ -345,8 +359,9 @@ def _of_auto(open: Callable[..., Result]) -> Callable[..., Result]:
     return opened
 
 
-def _require_company(candidates: Sequence[Candidate]) -> None:
-    """Raises UsageError if networks, in the order of their sizes, can't be used together."""
+def require_company(candidates: Sequence[Candidate]) -> None:
+    """Raises UsageError if networks can't be used together."""
+    candidates = sorted(candidates, key=lambda candidate: candidate.config.input_size)
     if not candidates:
         raise UsageError("no weights were named")
     for one in candidates:

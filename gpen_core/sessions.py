@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime
 
 from gpen_core.errors import DeviceError, GpenError, UsageError
+from gpen_core.files import why_unreadable
 from gpen_core.onnx_file import require_whole
 
 _MAX_THREADS = 8
@@ -22,8 +23,9 @@ def open_session(path: Path, device: str, what: str, failure: type[GpenError]) -
     message about a file that is no ONNX model, or not all of one. Raises `failure`, DeviceError and UsageError.
     """
     providers = _providers(device, what)
-    if path.exists() and not path.is_file():
-        raise failure(f"{path}: can't read the {what}: not a file")
+    obstacle = why_unreadable(path)
+    if obstacle:
+        raise failure(f"{path}: can't read the {what}: {obstacle}")
     try:
         with path.open("rb") as file:
             start = file.read(9)

@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from gpen_core.errors import ImageError, UsageError
+from gpen_core.config import require_task
+from gpen_core.errors import ImageError
 from gpen_core.photo import Photo, grey_of
 from gpen_core.pixels import luma, round_to
 from gpen_core.restorer import Options, Restored, Restorer
@@ -20,34 +21,25 @@ from gpen_core.types import Canvas
 class Task:
     """What is done with a photo: the restorer's work, and what comes before and after it.
 
-    enter: the picture and the options that the restorer gets for a photo, given the user's options. leave: the photo
-    that its result becomes, and that result as it is to be told of.
+    kind: what the weights must be for. enter: the picture and the options that the restorer gets for a photo, given the
+    user's options. leave: the photo that its result becomes, and that result as it is to be told of.
     """
 
+    kind: str
     enter: Callable[[Restorer, Photo, Options], tuple[Canvas, Options]]
     leave: Callable[[Restorer, Photo, Options, Restored], tuple[Photo, Restored]]
 
     def __call__(self, restorer: Restorer, photo: Photo, options: Options) -> tuple[Photo, Restored]:
-        """A photo in, a photo and what became of its faces out."""
+        """A photo in, a photo and what became of its faces out. Raises UsageError for a restorer of another task."""
+        require_task(restorer.config, self.kind)
         picture, inner = self.enter(restorer, photo, options)
         return self.leave(restorer, photo, options, restorer(picture, inner))
 
 
-VERBS = {"restoration": "enhance", "colorization": "colorize", "inpainting": "inpaint", "seg2face": "seg2face"}
 STRIP_ROWS = 256
 NO_HOLES = (
     "nothing to fill: no pixel is at least half transparent, and none is pure white; give the holes with --mask-image"
 )
-
-
-def require_task(restorer: Restorer, task: str) -> None:
-    """Raises UsageError, naming the right command, if the weights were trained for something else."""
-    found = restorer.config.task
-    if found != task:
-        raise UsageError(
-            f"these weights are for {found}, not {task}: use gpen-core {VERBS[found]}, or other --weights; "
-            f"if their file is wrong about that, convert the original again: gpen-core convert --task {task}"
-        )
 
 
 def _plain(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
@@ -58,7 +50,7 @@ def _with_result(restorer: Restorer, photo: Photo, options: Options, restored: R
     return photo.with_pixels(restored.image), restored
 
 
-restore = Task(_plain, _with_result)
+restore = Task("restoration", _plain, _with_result)
 """Restore the faces of a photo."""
 
 
@@ -80,7 +72,7 @@ def _coloured(restorer: Restorer, photo: Photo, options: Options, restored: Rest
     return coloured.with_pixels(image), replace(restored, image=image)
 
 
-colorize = Task(_without_colour, _coloured)
+colorize = Task("colorization", _without_colour, _coloured)
 """Give the faces of a photo colour; its own colours, if any, are dropped first.
 
 Where the network's picture has another size than the face, the photo's luma is kept and only the colour is new. With a
@@ -120,7 +112,7 @@ def inpaint(holes: NDArray[np.bool_] | None) -> Task:
             filled = replace(filled, alpha=alpha)
         return filled, replace(restored, image=image)
 
-    return Task(enter, leave)
+    return Task("inpainting", enter, leave)
 
 
 def _labels(restorer: Restorer, photo: Photo, options: Options) -> tuple[Canvas, Options]:
@@ -138,7 +130,7 @@ def _face(restorer: Restorer, photo: Photo, options: Options, restored: Restored
     return plain.with_pixels(restored.image), restored
 
 
-seg2face = Task(_labels, _face)
+seg2face = Task("seg2face", _labels, _face)
 """A face of the network's size from a label map drawn in colours. Labels are not mixed when the map is resized."""
 
 

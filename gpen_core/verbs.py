@@ -116,7 +116,7 @@ def process(
     from gpen_core.report import report_to, require_report
     from gpen_core.restorer import Restorer
     from gpen_core.selection import beyond
-    from gpen_core.tasks import require_task, restore
+    from gpen_core.tasks import restore
 
     if networks.weights == "auto" and kind != "restoration":
         raise UsageError(f"--weights auto takes weights for restoration: name those for {kind}")
@@ -179,8 +179,8 @@ def process(
             detector_device=use.detector_device,
             upscaler_tile=use.upscaler_tile,
             memory=use.memory,
+            task=kind,
         )
-        require_task(restorer, kind)
         # Of a preset's batch nobody expects that it fits.
         for line in beyond(restorer.runtime, networks.batch or 0):
             complain(f"gpen-core: {line}")

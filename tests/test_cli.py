@@ -50,7 +50,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def load(cls: type[Restorer], /, weights: object, detector: object, **options: Any) -> Restorer:
         calls.append({"weights": weights, "detector": detector, **options})
-        return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]))
+        return Restorer(without_channel_0, config_of(), FixedDetector([face_at(60, 50, 64)]), task=options["task"])
 
     monkeypatch.setattr(Restorer, "load", classmethod(load))
     monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
@@ -167,6 +167,7 @@ def test_enhance_passes_its_options_on(folder: Path, stub: list[Any]) -> None:
             "template": "ffhq",
             "detect_size": 640,
             "detector_device": "cuda",
+            "task": "restoration",
             "upscaler_tile": None,
             "memory": None,
         }
@@ -362,6 +363,47 @@ def test_a_name_with_a_line_break(folder: Path, stub: list[Any], capsys: pytest.
     assert one_line(capsys.readouterr().err).count("a\\nb\\x1b[31m.jpg") == 1
 
 
+ODD = "a  b\t\nc\rd\x1b[2K\x85\u2028e"
+SHOWN = "a  b\\t\\nc\\rd\\x1b[2K\\x85\\u2028e"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", f"{ODD}.safetensors"],
+        ["convert", f"{ODD}.pth"],
+        ["export", f"{ODD}.safetensors", "--format", "onnx"],
+        ["compile", ODD, "--cache", "c"],
+        ["enhance", f"{ODD}.png"],
+        ["enhance", "photo.png", "--aligned", "--weights", f"{ODD}.safetensors"],
+        ["enhance", "photo.png", "--aligned", "--report", f"photo.png/{ODD}"],
+        ["enhance", "photo.png", "--only", ODD],
+        ["weights", "path", f"{ODD}.onnx"],
+        [ODD],
+    ],
+    ids=lambda arguments: "-".join(arguments[:4:2]).encode("unicode_escape").decode(),
+)
+def test_nothing_of_an_odd_name_is_lost(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(arguments) in (1, 2)
+    line = one_line(capsys.readouterr().err)
+    assert SHOWN in line or repr(ODD)[1:-1] in line.replace("\\\\", "\\")
+    assert line[:-1].isprintable()
+
+
+def test_nothing_of_an_odd_name_is_lost_by_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError(f"{ODD}\n\n   second line")
+
+    restorer = Restorer(without_channel_0, config_of(), None)
+    monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
+    monkeypatch.setattr(Restorer, "prepare", broken)
+    assert run_command(["enhance", "photo.png", "--aligned"]) == 2
+    shown = SHOWN.replace("\\t\\nc", " c")
+    assert one_line(capsys.readouterr().err) == f"gpen-core: photo.png: RuntimeError: {shown} second line\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["--version"]) == 0
     assert capsys.readouterr().out == f"gpen-core {__version__}\n"
@@ -405,7 +447,8 @@ def test_what_is_not_coloured_is_copied(
     name: str, strength: str, faces: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [face_at(60, 50, 64)] * faces
-    restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector(found))
+    config = replace(config_of(), task="colorization")
+    restorer = Restorer(without_channel_0, config, FixedDetector(found), task="colorization")
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *a, **k: restorer))
     monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)
     assert cv2.imwrite(name, PICTURE[..., 0] if "grey" in name else PICTURE)

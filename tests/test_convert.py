@@ -32,6 +32,7 @@ from gpen_convert.infer import infer_config
 from gpen_convert.keymap import RULES, find_rule, fold, legacy_shapes
 from gpen_convert.names import published_as
 from gpen_convert.tarball import load_tar
+from gpen_convert.unpickle import load_tree
 from gpen_core.checkpoint import load_generator, read_metadata
 from gpen_core.config import GeneratorConfig
 from gpen_core.errors import CheckpointError, GpenError, UsageError
@@ -575,6 +576,112 @@ def test_offending_object_is_named(state: dict[str, Tensor], tmp_path: Path) -> 
         convert_generator(source)
 
 
+def shared(width: int, levels: int = 40) -> list[Any]:
+    """Lists in lists: few, but with very many paths through them."""
+    inner: list[Any] = []
+    for _ in range(levels):
+        inner = [inner] * width
+    return inner
+
+
+def cyclic(state: dict[str, Tensor]) -> dict[str, Any]:
+    tree: dict[str, Any] = {"g_ema": state}
+    tree["self"] = tree
+    return tree
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "before 1.6"])
+def test_shared_lists_are_looked_into_once(zipped: bool, state: dict[str, Tensor], tmp_path: Path) -> None:
+    tree = {"before": shared(100), "g_ema": state, "after": [shared(100), shared(2, 100)]}
+    source = save(tree, tmp_path / "old.pth", _use_new_zipfile_serialization=zipped)
+    assert_faithful(convert_generator(source).output, state)
+    with pytest.raises(CheckpointError, match="holds no tensors by name"):
+        convert_generator(save({"x": shared(100)}, tmp_path / "none.pth"))
+
+
+def test_a_file_that_holds_itself(state: dict[str, Tensor], tmp_path: Path) -> None:
+    assert_faithful(convert_generator(save(cyclic(state), tmp_path / "old.pth")).output, state)
+
+
+@pytest.mark.parametrize("key", ["g", "g_ema"])
+def test_one_state_dict_under_two_names(key: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    source = save({"g": state, "g_ema": state}, tmp_path / "old.pth")
+    found = convert_generator(source, key=key).metadata.provenance
+    assert (found.kept, set(found.others)) == (key, {"g", "g_ema"} - {key})
+
+
+# Each level is a pair of the one below; the dictionary of one entry, whose key it is, hashes all of it.
+DOUBLED = b"\x80\x02})q\x01" + b"".join(bytes([*b"h", n, *b"\x86q", n + 1]) for n in range(1, 24)) + b"K\x01s."
+NESTED = b"\x80\x02})" + 200 * b"\x85" + b"K\x01s."
+NUMBERS = b"cnumpy\ndtype\n(](X\x01\x00\x00\x00aX\x02\x00\x00\x00f4tatR"
+ENDLESS = {
+    "a tuple of pairs": (DOUBLED, "expand to too many"),
+    "a deep tuple": (NESTED, "expand to too many"),
+    "a numpy type of others": (b"\x80\x02" + NUMBERS + b".", "numpy type made of others"),
+    "what is called is no function": (b"\x80\x02](](]ee)R.", "calls what is no function"),
+    "a list as a key": (b"\x80\x02}]K\x01s.", "as a key"),
+    "an unknown instruction": (b"\x80\x02\x82\x01.", "instruction EXT1"),
+}
+
+
+@pytest.mark.parametrize("form", ["zip", "before 1.6", "tar"])
+@pytest.mark.parametrize("case", ENDLESS)
+def test_pickles_without_an_end(case: str, form: str, tmp_path: Path) -> None:
+    content, message = ENDLESS[case]
+    source = tmp_path / "old.pth"
+    if form == "zip":
+        with zipfile.ZipFile(source, "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+            archive.writestr("archive/version", "3\n")
+    elif form == "tar":
+        with tarfile.open(source, "w") as archive:
+            none = pickle.dumps(0, 2)
+            for name, part in {"storages": none + pickle.dumps([], 2), "tensors": none, "pickle": content}.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(part)
+                archive.addfile(info, io.BytesIO(part))
+    else:
+        save({}, source, _use_new_zipfile_serialization=False)
+        source.write_bytes(source.read_bytes().replace(pickle.dumps({}, 2), content))
+    with pytest.raises(CheckpointError, match=message):
+        load_tree(source)
+
+
+def test_a_date_is_no_type_made_of_others(state: dict[str, Tensor], tmp_path: Path) -> None:
+    tree = {"g_ema": state, "when": np.datetime64("2021-04-01"), "pair": {(1, "a"): 2, torch.float32: 1}}
+    assert_faithful(convert_generator(save(tree, tmp_path / "old.pth")).output, state)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressed_members_are_not_read(method: int, state: dict[str, Tensor], tmp_path: Path) -> None:
+    stored, packed = save(state, tmp_path / "old.pth"), tmp_path / "packed.pth"
+    with zipfile.ZipFile(stored) as source, zipfile.ZipFile(packed, "w", method) as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name))
+    with pytest.raises(CheckpointError, match=r"compressed members \(old/data.pkl\), which PyTorch never writes"):
+        load_tree(packed)
+
+
+def test_members_larger_than_the_file_are_not_read(
+    state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save(state, tmp_path / "old.pth")
+    content = source.read_bytes()
+    # Every entry of the directory at the end leads to the same bytes at the begin, which are many.
+    with zipfile.ZipFile(source) as archive:
+        first = archive.infolist()[0]
+    with zipfile.ZipFile(tmp_path / "bomb.pth", "w") as archive:
+        archive.writestr("old/data.pkl", content)
+        for number in range(3):
+            again = zipfile.ZipInfo(f"old/{number}")
+            again.file_size = again.compress_size = len(content)
+            again.header_offset, again.CRC = first.header_offset, archive.infolist()[0].CRC
+            archive.filelist.append(again)
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda archive: pytest.fail("it was read"))
+    with pytest.raises(CheckpointError, match="larger than the file"):
+        load_tree(tmp_path / "bomb.pth")
+
+
 def html(path: Path) -> None:
     path.write_text("\n<!DOCTYPE html><html><body>404</body></html>")
 
@@ -604,7 +711,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "random": (lambda p: p.write_bytes(bytes(range(200, 256)) * 9), "neither a PyTorch checkpoint nor safetensors"),
     "zip of junk": (archive_of_junk, "a zip archive, not a checkpoint"),
-    "folder": (lambda p: p.mkdir(), "directory"),
+    "folder": (lambda p: p.mkdir(), "a folder, not a file"),
     "absent": (lambda p: None, "No such file"),
 }
 

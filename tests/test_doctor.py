@@ -92,6 +92,46 @@ def test_all_weights_of_auto(
     assert "GPEN-BFR-2048.safetensors: looks like an HTML" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("task", ["colorization", "inpainting", "seg2face"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".onnx"])
+def test_weights_of_another_task(task: str, suffix: str, tmp_path: Path, weights: str) -> None:
+    path = tmp_path / f"other{suffix}"
+    torch.save(legacy_state(TINY), tmp_path / "other.pth")
+    assert run_command(["convert", str(tmp_path / "other.pth"), "--task", task]) == 0
+    if suffix == ".onnx":
+        assert run_command(["export", str(tmp_path / "other.safetensors"), "--format", "onnx"]) == 0
+    found = examine(str(path), "centerface")
+    finding = by_name(found, "weights")
+    assert finding.state == "missing"
+    assert finding.text.startswith(f"{path}: these weights are for {task}, not restoration: use gpen-core ")
+    assert not works(found)
+    assert "trial" not in [finding.name for finding in found]
+
+
+def test_weights_of_auto_that_enhance_would_refuse(weights: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    path = home / "GPEN-BFR-256.safetensors"
+    assert run_command(["convert", str(tmp_path / "old.pth"), "-o", str(path), "--task", "inpainting"]) == 0
+    found = [finding.text for finding in examine("auto", "centerface") if finding.state == "missing"]
+    assert len(found) == 1
+    assert f"{path}: these weights are for inpainting" in found[0]
+    for name in ("256", "1024"):
+        (home / f"GPEN-BFR-{name}.safetensors").write_bytes(Path(weights).read_bytes())
+    found = [finding.text for finding in examine("auto", "centerface") if finding.state == "missing"]
+    assert len(found) == 1
+    assert "GPEN-BFR-1024.safetensors: both take crops of 16 px" in found[0]
+
+
+def test_auto_of_an_onnx_only_installation(weights: str, tmp_path: Path, centerface_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    exported = tmp_path / "home" / "GPEN-BFR-256.onnx"
+    assert run_command(["export", weights, "--format", "onnx", "-o", str(exported)]) == 0
+    done = onnx_only("--weights", "auto", "--detector", centerface_path)
+    assert f"{exported} (16 -> 16 px)" in done.stdout
+    assert done.stdout.endswith("enhance works on this machine\n")
+
+
 def test_a_torch_that_does_not_work(weights: str) -> None:
     done = blind("if name == 'torch': raise ImportError('libtorch_cpu.so: cannot open')", "--weights", weights)
     assert done.returncode == 4

@@ -183,6 +183,27 @@ def test_the_command(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 NEEDS_PACKAGES = pytest.mark.skipif(not hasattr(torch._inductor, "aoti_load_package"), reason="needs PyTorch 2.6")
 
 
+def test_a_name_is_exported_to_the_working_folder(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    stored = home / "GPEN-BFR-256.safetensors"
+    stored.write_bytes(tiny.read_bytes())
+    monkeypatch.setenv("GPEN_CORE_HOME", str(home))
+    monkeypatch.chdir(here)
+    for name in ("GPEN-BFR-256", "gpen-bfr-256", stored.name):
+        assert run_command(["export", name, "--format", "onnx"]) == 0
+        (here / "GPEN-BFR-256.onnx").unlink()
+    assert run_command(["export", str(stored), "--format", "onnx"]) == 0
+    assert sorted(path.name for path in home.iterdir()) == ["GPEN-BFR-256.onnx", stored.name]
+    (here / "GPEN-BFR-256.onnx").write_bytes(b"another")
+    assert run_command(["export", "GPEN-BFR-256", "--format", "onnx"]) == 1
+    assert "a file is there that was not made from" in capsys.readouterr().err
+    assert (here / "GPEN-BFR-256.onnx").read_bytes() == b"another"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -258,7 +258,7 @@ def colours(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         real = load(cls, "gpen-open-512", None, parser=options["parser"], template=options["template"])
         detector = FixedDetector([face_at(100, 90, 120)])
         template = real.config.template if options["template"] else config.template
-        return Restorer(half_red, replace(config, template=template), detector, parser=real.parser)
+        return Restorer(half_red, replace(config, template=template), detector, parser=real.parser, task="colorization")
 
     monkeypatch.setattr(Restorer, "load", classmethod(loaded))
     monkeypatch.setattr("gpen_core.verbs.find_detector", lambda name: name)

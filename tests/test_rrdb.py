@@ -259,7 +259,7 @@ def test_foreign_files_are_named(tmp_path: Path, content: bytes, words: str) -> 
     assert str(caught.value).startswith(f"{path}: ")
     assert words in str(caught.value)
     path.unlink()
-    with pytest.raises(CheckpointError, match="No such file"):
+    with pytest.raises(CheckpointError, match="no such file"):
         rrdb.load_upscaler(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor
 from gpen_core.errors import ImageError, UsageError
 from gpen_core.photo import Photo
 from gpen_core.restorer import Options, Restorer
-from gpen_core.tasks import colorize, find_holes, inpaint, mixed, require_task, restore, seg2face, with_luma_of
+from gpen_core.tasks import colorize, find_holes, inpaint, mixed, restore, seg2face, with_luma_of
+from tests.exported import SEG2FACE, converted
 from tests.stubs import FixedDetector, config_of, face_at, never_finite, smooth_picture
 
 
@@ -26,7 +28,7 @@ def photo_of(pixels: NDArray[np.uint8], **values: object) -> Photo:
 
 def restorer_for(task: str, network: Callable[[Tensor], Tensor], size: int = 64) -> Restorer:
     config = replace(config_of(size), task=task)
-    return Restorer(network, config, FixedDetector([face_at(150, 120, 100)]))
+    return Restorer(network, config, FixedDetector([face_at(150, 120, 100)]), task=task)
 
 
 def tinted(x: Tensor) -> Tensor:
@@ -43,9 +45,24 @@ def luma(pixels: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def test_weights_are_used_for_their_task() -> None:
-    require_task(restorer_for("inpainting", tinted), "inpainting")
-    with pytest.raises(UsageError, match="these weights are for colorization, not restoration: use gpen-core colorize"):
-        require_task(restorer_for("colorization", tinted), "restoration")
+    message = "these weights are for colorization, not restoration: use gpen-core colorize"
+    with pytest.raises(UsageError, match=message):
+        Restorer(tinted, replace(config_of(64), task="colorization"), None)
+    photo, options = photo_of(smooth_picture(64, 64)), Options(aligned=True)
+    for task in (restore, seg2face, inpaint(np.ones((64, 64), bool))):
+        with pytest.raises(UsageError, match=f"for colorization, not {task.kind}"):
+            task(restorer_for("colorization", tinted), photo, options)
+
+
+def test_weights_are_loaded_for_their_task(tmp_path: Path) -> None:
+    path = converted(tmp_path, SEG2FACE)
+    with pytest.raises(UsageError, match=r"for seg2face, not restoration: .*task='seg2face' of Restorer"):
+        Restorer.load(path, None)
+    with pytest.raises(UsageError, match="for seg2face, not colorization"):
+        Restorer.load(path, None, task="colorization")
+    restorer = Restorer.load(path, None, task="seg2face", device="cpu")
+    picture, _ = seg2face(restorer, photo_of(smooth_picture(16, 16)), Options(aligned=True))
+    assert picture.pixels.shape == (16, 16, 3)
 
 
 def test_restore_keeps_grey_photos_grey() -> None:
@@ -110,7 +127,7 @@ def test_mixing_in_16_bits() -> None:
 def test_what_colorize_leaves_is_the_photo(why: str) -> None:
     network = never_finite if why == "not finite" else tinted
     faces = [] if why == "no face" else [face_at(150, 120, 100)]
-    restorer = Restorer(network, replace(config_of(64), task="colorization"), FixedDetector(faces))
+    restorer = Restorer(network, replace(config_of(64), task="colorization"), FixedDetector(faces), task="colorization")
     options = Options(strength=0.0 if why == "strength 0" else 1.0)
     grey = np.repeat(smooth_picture(300, 240)[..., :1], 3, 2)
     for photo in (photo_of(smooth_picture(300, 240)), photo_of(grey, grey=True, icc=b"a grey profile")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +205,8 @@ def test_the_walk_over_hints_finds_some() -> None:
 def test_colorize_hints_at_what_it_has(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from dataclasses import replace
-
-    restorer = Restorer(without_channel_0, replace(config_of(), task="colorization"), FixedDetector([]))
+    config = replace(config_of(), task="colorization")
+    restorer = Restorer(without_channel_0, config, FixedDetector([]), task="colorization")
     monkeypatch.setattr(Restorer, "load", classmethod(lambda *networks, **options: restorer))
     assert run_command(["colorize", "photo.png"]) == 0
     assert "heads on their side are found with --rotate auto" in capsys.readouterr().err

@@ -111,17 +111,31 @@ def _states(tree: Any) -> dict[str, dict[str, Tensor]]:
     return dict(_state_dicts(tree, "")) if isinstance(tree, Mapping | list | tuple) else {}
 
 
-def _state_dicts(tree: Any, path: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Every mapping with tensors of its own, by its path of keys joined with dots; lists count from 0."""
-    entries = dict(enumerate(tree)) if isinstance(tree, list | tuple) else tree
-    own = {name: value for name, value in entries.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    if own:
-        yield path, own
-    if depth == DEPTH:
-        return
-    for name, value in entries.items():
-        if isinstance(name, str | int) and isinstance(value, Mapping | list | tuple):
-            yield from _state_dicts(value, f"{path}.{name}" if path else str(name), depth + 1)
+def _state_dicts(tree: Any, path: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Every mapping with tensors of its own, by its path of keys joined with dots; lists count from 0.
+
+    Each container is looked into once, by its shortest path, because a few that share others have endless paths. A
+    mapping with tensors has a path for each place that it is directly in.
+    """
+    level = [(path, tree)]
+    known: dict[int, dict[str, Tensor]] = {}
+    for depth in range(DEPTH + 1):
+        below: list[tuple[str, Any]] = []
+        for place, value in level:
+            if id(value) not in known:
+                entries = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+                own = {
+                    name: item for name, item in entries.items() if isinstance(name, str) and isinstance(item, Tensor)
+                }
+                known[id(value)] = own
+                below += [
+                    (f"{place}.{name}" if place else str(name), item)
+                    for name, item in entries.items()
+                    if isinstance(name, str | int) and isinstance(item, Mapping | list | tuple) and depth < DEPTH
+                ]
+            if known[id(value)]:
+                yield place, known[id(value)]
+        level = below
 
 
 def _rank(path: str) -> tuple[bool, int, int, str]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpen_convert.pickle_check import check_pickle
 from gpen_core.errors import CheckpointError
 
 TAR_MAGIC = b"ustar"
@@ -67,12 +68,19 @@ def load_tar(path: Path) -> Any:
             members = {name: BytesIO(_member(archive, name)) for name in MEMBERS}
         storages = _storages(members["storages"])
         tensors = _tensors(members["tensors"], storages)
-        return _Restricted(members["pickle"], tensors).load()
+        return _unpickled(members["pickle"], tensors)
     except (CheckpointError, OSError, MemoryError):
         raise
     except Exception as error:
         # Damaged bytes surface in any of the readers above, as any type.
         raise CheckpointError(f"truncated or damaged tar checkpoint ({type(error).__name__})") from None
+
+
+def _unpickled(file: BytesIO, tensors: Mapping[int, Tensor] | None = None) -> Any:
+    start = file.tell()
+    check_pickle(file)
+    file.seek(start)
+    return _Restricted(file, tensors or {}).load()
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
@@ -87,8 +95,8 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
 
 def _storages(file: BytesIO) -> dict[int, Tensor]:
     storages: dict[int, Tensor] = {}
-    for _ in range(_Restricted(file, {}).load()):
-        key, _location, kind = _Restricted(file, {}).load()
+    for _ in range(_unpickled(file)):
+        key, _location, kind = _unpickled(file)
         dtype = DTYPES.get(kind.name)
         if dtype is None:
             raise CheckpointError(f"refused, because it holds values of the type {kind.name}")
@@ -97,15 +105,15 @@ def _storages(file: BytesIO) -> dict[int, Tensor]:
         if len(raw) != count * dtype.itemsize:
             raise CheckpointError("truncated: a storage is shorter than it says")
         storages[key] = torch.frombuffer(bytearray(raw), dtype=dtype) if count else torch.empty(0, dtype=dtype)
-    for target, root, offset, count in _Restricted(file, {}).load():
+    for target, root, offset, count in _unpickled(file):
         storages[target] = storages[root][offset : offset + count]
     return storages
 
 
 def _tensors(file: BytesIO, storages: Mapping[int, Tensor]) -> dict[int, Tensor]:
     tensors: dict[int, Tensor] = {}
-    for _ in range(_Restricted(file, {}).load()):
-        key, storage, _kind = _Restricted(file, {}).load()
+    for _ in range(_unpickled(file)):
+        key, storage, _kind = _unpickled(file)
         # The number of dimensions is followed by four bytes of padding.
         (dimensions,) = struct.unpack("<i4x", file.read(8))
         sizes = struct.unpack(f"<{dimensions}q", file.read(8 * dimensions))

@@ -13,7 +13,7 @@ from gpen_convert.names import stem_of
 from gpen_core.ahead import SIDECAR, Sidecar
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import exists, is_folder, same_file
+from gpen_core.files import exists, is_folder, same_file, why_unreadable
 
 
 def output_path(source: Path, output: Path | None, suffix: str, name: str | None = None) -> Path:
@@ -80,12 +80,15 @@ def origin_of(path: Path) -> str:
 
 
 def _properties(path: Path) -> Mapping[str, str]:
+    sidecar = Path(f"{path}{SIDECAR}")
+    if why_unreadable(path) or (path.suffix == ".pt2" and why_unreadable(sidecar)):
+        return {}
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as opened:
                 return dict(opened.metadata() or {})
         if path.suffix == ".pt2":
-            note = json.loads(Path(f"{path}{SIDECAR}").read_text(encoding="utf-8"))
+            note = json.loads(sidecar.read_text(encoding="utf-8"))
             return {METADATA_KEY: json.dumps(note["weights"])}
         if importlib.util.find_spec("onnx") is None:
             return {}

@@ -11,23 +11,28 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from gpen_convert.pickle_check import check_pickle
 from gpen_convert.tarball import TAR_MAGIC, load_tar
 from gpen_core.checkpoint import describe_foreign, read_start
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError
 
 ZIP_MAGIC = b"PK\x03\x04"
+# Before 1.6 a file began with five pickles: magic number, protocol, machine, the object, and its storages' names.
+LEGACY_PICKLES = 5
 # The magic number of PyTorch's format before 1.6, a long, behind the protocol and, from protocol 4 on, a frame.
 LEGACY_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 PROTOCOLS = (b"\x02", b"\x03")
+DAMAGED = "truncated or damaged: what it holds does not fit together"
 CLASS = re.compile(r"<class '([\w.]+)'>")
 GLOBAL = re.compile(r"\bGLOBAL ([A-Za-z_][\w.]*)")
 
@@ -61,6 +66,7 @@ def _load(path: Path, start: bytes) -> Any:
         return _torch_load(path)
     if start[:1] == b"\x80" and LEGACY_MAGIC in start[:32]:
         _check_protocol(start)
+        _check_legacy(path)
         return _torch_load(path)
     if start[257:262] == TAR_MAGIC:
         return load_tar(path)
@@ -76,7 +82,9 @@ def _check_zip(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             pickles = [name for name in names if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
-            start = archive.open(pickles[0]).read(2) if pickles else b""
+            if pickles:
+                _refuse_expanding(archive.infolist(), path.stat().st_size)
+            pickle = archive.read(pickles[0]) if pickles else b""
             broken = archive.testzip() if pickles else None
     except (zipfile.BadZipFile, zlib.error, ValueError, NotImplementedError, RuntimeError, EOFError):
         raise CheckpointError(
@@ -91,7 +99,36 @@ def _check_zip(path: Path) -> None:
         raise CheckpointError(f"a zip archive, not a checkpoint (it holds {inside}); unpack it first")
     if broken is not None:
         raise CheckpointError(f"damaged: the checksum of {broken} is wrong; download it again")
-    _check_protocol(start)
+    _check_protocol(pickle[:2])
+    _check_pickles(BytesIO(pickle), 1)
+
+
+def _refuse_expanding(members: Sequence[zipfile.ZipInfo], size: int) -> None:
+    """PyTorch stores what it writes. Raises CheckpointError for members that take more bytes than the file has."""
+    packed = next((member.filename for member in members if member.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise CheckpointError(
+            f"a zip archive with compressed members ({packed}), which PyTorch never writes; unpack it, or if it is a "
+            "checkpoint that was packed again, pack it without compression"
+        )
+    if sum(member.file_size for member in members) > size:
+        raise CheckpointError("damaged: its members say that they are larger than the file")
+
+
+def _check_legacy(path: Path) -> None:
+    with path.open("rb") as file:
+        _check_pickles(file, LEGACY_PICKLES)
+
+
+def _check_pickles(file: IO[bytes], count: int) -> None:
+    try:
+        for _ in range(count):
+            check_pickle(file)
+    except (CheckpointError, MemoryError, OSError):
+        raise
+    except Exception:
+        # Damaged instructions surface as any type.
+        raise CheckpointError(DAMAGED) from None
 
 
 def _check_protocol(start: bytes) -> None:
@@ -136,7 +173,7 @@ def _explain(message: str) -> str:
     named = CLASS.search(message)
     if named:
         return f"refused, because it holds an object of the type {named.group(1)}, which is not known to be harmless"
-    return "truncated or damaged: what it holds does not fit together"
+    return DAMAGED
 
 
 def _load_safetensors(path: Path) -> dict[str, Any]:

@@ -119,6 +119,8 @@ def _resolve_path(path: Path, is_bare: bool) -> Path:
     found = _first_file([entry.file]) if entry else None
     if found:
         return found
+    if _holds(path.exists):
+        raise MissingWeightsError(f"{path}: not a regular file")
     raise MissingWeightsError(f"{path}: no such file" + (f"; {_how_to_get(entry)}" if entry else ""))
 
 
