@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpen_core.errors import ImageError
 
+NOT_UTF8 = "its name or that of a folder is not UTF-8, which the readers of such files need; rename it"
 _TEMPORARY = re.compile(r"\.(.{1,40})\.[0-9a-f]{12}\.part", re.DOTALL)
 
 
@@ -144,6 +145,15 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a path is UTF-8; that of a file from another system may not be."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def why_unreadable(path: Path) -> str:
