@@ -139,6 +139,19 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+Stamp = tuple[int, int, int, int]
+"""What changes with a file's content: device, number, bytes, and when it was written."""
+
+
+def stamp(path: Path) -> Stamp | None:
+    """The stamp of a file, by which a change shows; None where there is none."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def exists(path: Path) -> bool:
     """Whether there is something; False also for what this user may not look at, and for impossible names."""
     try:

@@ -14,7 +14,7 @@ from gpen_core.ahead import SIDECAR
 from gpen_core.checkpoint import open_safetensors
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import NOT_UTF8, exists, is_folder, is_utf8, same_file, why_unreadable
+from gpen_core.files import NOT_UTF8, Stamp, exists, is_folder, is_utf8, same_file, sha256, stamp, why_unreadable
 
 
 def output_path(source: Path, output: Path | None, suffix: str, name: str | None = None) -> Path:
@@ -56,6 +56,17 @@ def may_replace(target: Path, output: Path | None, source: Path, same: Callable[
             f"{target}: a file is there that was not made from {source}; name the output with -o (-o replaces a file)"
         )
     return ["replaced what was there from the same source"]
+
+
+def digest_of(source: Path, before: Stamp | None) -> str:
+    """The sha256 of a source, to be recorded in what was made of it.
+
+    before: its stamp before it was read. Raises CheckpointError if it is not what was read any more.
+    """
+    digest = sha256(source)
+    if stamp(source) != before:
+        raise CheckpointError(f"{source}: it was changed while it was read; nothing is written")
+    return digest
 
 
 def origin_of(path: Path) -> str:
