@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from gpen_core.config import METADATA_KEY, GeneratorConfig, WeightsMetadata, describe, megabytes
 from gpen_core.errors import CheckpointError
-from gpen_core.files import why_unreadable
+from gpen_core.files import NOT_UTF8, is_utf8, why_unreadable
 from gpen_core.model import Generator
 
 ARCHIVES = {
@@ -39,7 +40,7 @@ def survey(path: str | Path) -> tuple[WeightsMetadata, int]:
     """
     path = Path(path)
     metadata = read_metadata(path)
-    with safe_open(path, framework="pt") as opened:
+    with open_safetensors(path) as opened:
         names = list(opened.keys())
         found = {name: tuple(opened.get_slice(name).get_shape()) for name in names}
     expected = _shapes(_blank(metadata.config).state_dict())
@@ -85,9 +86,9 @@ def kind_of(path: Path) -> str:
     if why_unreadable(path):
         return ""
     try:
-        with safe_open(path, framework="pt") as opened:
+        with open_safetensors(path) as opened:
             content = json.loads((opened.metadata() or {}).get(METADATA_KEY, "{}"))
-    except (OSError, ValueError, RecursionError, SafetensorError):
+    except (OSError, ValueError, RecursionError, SafetensorError, CheckpointError):
         return ""
     return str(content.get("kind", "")) if isinstance(content, dict) else ""
 
@@ -120,6 +121,13 @@ def describe_difference(
     )
 
 
+def open_safetensors(path: Path) -> Any:
+    """`safe_open` for PyTorch. Raises as it does, and CheckpointError for a name that it can't take."""
+    if not is_utf8(path):
+        raise CheckpointError(NOT_UTF8)
+    return safe_open(path, framework="pt")
+
+
 def _blank(config: GeneratorConfig) -> Generator:
     """A generator without values."""
     with torch.device("meta"):
@@ -135,7 +143,7 @@ def _read(path: Path, *, with_tensors: bool) -> tuple[WeightsMetadata, dict[str,
         start = read_start(path)
         if start[8:9] != b"{":
             raise CheckpointError(f"{path}: {describe_foreign(start)}")
-        with safe_open(path, framework="pt") as opened:
+        with open_safetensors(path) as opened:
             metadata = WeightsMetadata.decode(opened.metadata() or {})
             names = list(opened.keys()) if with_tensors else []
             tensors = {name: opened.get_tensor(name) for name in names}

@@ -433,9 +433,12 @@ def convert(
         ),
     ] = None,
     size: Annotated[
-        int | None, typer.Option("--size", help="Expected size; like all that follow, only checked.")
+        int | None,
+        typer.Option("--size", "--in_size", help="Expected size; like all that follow, only checked."),
     ] = None,
-    output_size: Annotated[int | None, typer.Option(help="Expected output size, if it differs from --size.")] = None,
+    output_size: Annotated[
+        int | None, typer.Option("--output-size", "--out_size", help="Expected output size, if it differs from --size.")
+    ] = None,
     channel_multiplier: Annotated[
         float | None, typer.Option("--channel-multiplier", "--channel_multiplier", help="Expected multiplier.")
     ] = None,

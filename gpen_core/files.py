@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpen_core.errors import ImageError
 
+NOT_UTF8 = "its name or that of a folder is not UTF-8, which the readers of such files need; rename it"
 _TEMPORARY = re.compile(r"\.(.{1,40})\.([0-9a-f]{12})\.[0-9a-f]{12}\.part", re.DOTALL)
 """The beginning of the final name, which is for people and may be that of many; the whole of it, hashed; chance."""
 
@@ -194,6 +195,19 @@ def identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+Stamp = tuple[int, int, int, int]
+"""What changes with a file's content: device, number, bytes, and when it was written."""
+
+
+def stamp(path: Path) -> Stamp | None:
+    """The stamp of a file, by which a change shows; None where there is none."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def exists(path: Path) -> bool:
     """Whether there is something; False also for what this user may not look at, and for impossible names."""
     try:
@@ -205,6 +219,15 @@ def exists(path: Path) -> bool:
 def is_broken_link(path: Path) -> bool:
     """Whether a path is a link to something that is not there, or that this user may not look at."""
     return os.path.lexists(path) and not exists(path)
+
+
+def is_utf8(path: Path) -> bool:
+    """Whether a path is UTF-8; that of a file from another system may not be."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def why_unreadable(path: Path) -> str:

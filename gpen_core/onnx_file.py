@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpen_core.errors import GpenError
+from gpen_core.files import NOT_UTF8, is_utf8
 
 # By kind of message: the fields that hold further ones, and of which kind.
 NESTED = {
@@ -33,6 +34,8 @@ LONGEST = 10
 
 def require_whole(path: Path, failure: type[GpenError]) -> None:
     """Raises `failure` for an ONNX file that keeps weights in other files, or is no ONNX file. Opens no other file."""
+    if not is_utf8(path):
+        raise failure(f"{path}: {NOT_UTF8}")
     try:
         if path.exists() and not path.is_file():
             raise failure(f"{path}: not a file")

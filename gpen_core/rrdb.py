@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from gpen_core.checkpoint import FLOATS, describe_difference, describe_foreign, read_start
+from gpen_core.checkpoint import FLOATS, describe_difference, describe_foreign, open_safetensors, read_start
 from gpen_core.config import FORMAT_VERSION, METADATA_KEY, Provenance, require_version
 from gpen_core.errors import CheckpointError, DeviceError, UsageError
 from gpen_core.pixels import round_to
@@ -215,7 +215,7 @@ def load_upscaler(path: str | Path) -> RRDBNet:
         start = read_start(path)
         if start[8:9] != b"{":
             raise CheckpointError(describe_foreign(start))
-        with safe_open(path, framework="pt") as opened:
+        with open_safetensors(path) as opened:
             config, _ = decode(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
         return build_upscaler(config, tensors)
@@ -258,7 +258,7 @@ def encode(config: UpscalerConfig, provenance: Provenance) -> dict[str, str]:
 def describe_file(path: Path) -> list[str]:
     """What a converted up-scaler is and where it comes from, in lines for people. Raises CheckpointError."""
     try:
-        with safe_open(path, framework="pt") as opened:
+        with open_safetensors(path) as opened:
             config, origin = decode(opened.metadata() or {})
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None

@@ -13,17 +13,47 @@ from typer.core import TyperCommand
 
 from gpen_core.errors import UsageError, printable
 
+IN_THE_FILE = "it is in the converted weights; gpen-core convert checks it"
+# The options of the original's demo.py, and what serves here.
+ORIGINAL = {
+    "--task": "each task is a command: enhance, colorize, inpaint, seg2face",
+    "--model": "use --weights with a converted file",
+    "--indir": "name photos and folders without an option",
+    "--outdir": "use --output",
+    "--use_cuda": "leave it out, or use --device cuda",
+    "--in_size": IN_THE_FILE,
+    "--out_size": IN_THE_FILE,
+    "--channel_multiplier": IN_THE_FILE,
+    "--narrow": IN_THE_FILE,
+    "--alpha": "use enhance --strength",
+    "--use_sr": "use enhance --upscale, or --upscaler with a converted network",
+    "--sr_scale": "use enhance --upscale",
+    "--tile_size": "leave it out; tiles are as large as the up-scaler needs",
+    "--save_face": "use enhance --save-faces with a folder",
+}
+
 
 class Verb(TyperCommand):
-    """A command that refuses a second value where an option takes one."""
+    """A command that refuses a second value where an option takes one, and knows the original's options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _advise(args, {name for parameter in self.params for name in parameter.opts})
         # The parser's third value names every option as often as it was typed.
         order = self.make_parser(ctx).parse_args(args=list(args))[2]
         for parameter, times in Counter(order).items():
             if times > 1 and _takes_one(parameter):
                 raise UsageError(f"{as_typed(parameter)} is given {times} times; {self.name} takes one")
         return super().parse_args(ctx, args)
+
+
+def _advise(arguments: Sequence[str], own: Collection[str]) -> None:
+    """Raises UsageError for an option that is the original's alone."""
+    for argument in arguments:
+        if argument == "--":
+            return
+        option = argument.partition("=")[0]
+        if option in ORIGINAL and option not in own:
+            raise UsageError(f"{option} is an option of the original; here: {ORIGINAL[option]}")
 
 
 def require_possible(arguments: Sequence[str]) -> None:
@@ -56,7 +86,7 @@ def refuse(typed: Mapping[str, str], names: Collection[str], reason: str) -> Non
 
 def as_typed(parameter: Any) -> str:
     """The long form of an option."""
-    return str(max(parameter.opts, key=len))
+    return str(next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0]))
 
 
 def _was_typed(context: typer.Context, name: str) -> bool:

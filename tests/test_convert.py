@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import gzip
+import importlib
 import io
 import json
 import os
@@ -27,6 +28,8 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as serialized
 from torch import Tensor
 
+from gpen_convert.convert import convert
+from gpen_convert.export import export_generator
 from gpen_convert.generator import Claims, convert_generator
 from gpen_convert.infer import infer_config
 from gpen_convert.keymap import RULES, find_rule, fold, legacy_shapes
@@ -39,6 +42,7 @@ from gpen_core.errors import CheckpointError, GpenError, UsageError
 from tests import reference
 from tests.leftovers import abandoned
 from tests.legacy import TINY, golden_case, image_for, legacy_state
+from tests.test_rrdb import far_sighted
 
 Wrap = Callable[[dict[str, Tensor]], Any]
 
@@ -680,6 +684,30 @@ def test_members_larger_than_the_file_are_not_read(
     monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda archive: pytest.fail("it was read"))
     with pytest.raises(CheckpointError, match="larger than the file"):
         load_tree(tmp_path / "bomb.pth")
+
+
+@pytest.mark.parametrize("kind", ["generator", "upscaler", "onnx"])
+def test_a_source_that_changes_is_not_recorded_as_another(
+    kind: str, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save({"params_ema": far_sighted(2, blocks=1)} if kind == "upscaler" else state, tmp_path / "old.pth")
+    if kind == "onnx":
+        source = tmp_path / "net.onnx"
+        export_generator(convert_generator(tmp_path / "old.pth").output, source, format="onnx")
+        (tmp_path / "old.safetensors").unlink()
+    read = "from_onnx.recover" if kind == "onnx" else "convert.load_tree"
+    load = importlib.import_module(f"gpen_convert.{read.split('.')[0]}").__dict__[read.split(".")[1]]
+
+    def replaced(path: Path) -> Any:
+        found = load(path)
+        path.unlink()
+        path.write_bytes(b"another file")
+        return found
+
+    monkeypatch.setattr(f"gpen_convert.{read}", replaced)
+    with pytest.raises(CheckpointError, match=f"{source.name}: it was changed while it was read; nothing is written"):
+        convert(source)
+    assert {path.name for path in tmp_path.iterdir()} == {"old.pth", source.name}
 
 
 def html(path: Path) -> None:

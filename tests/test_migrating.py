@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import torch
+import typer.main
 
-from gpen_core.cli import run_command
+from gpen_core.cli import app, run_command
 from gpen_core.restorer import Restorer
 from tests.legacy import TINY, legacy_state
 from tests.stand_in import fill_state
@@ -80,3 +82,52 @@ def test_the_commands_work(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert results == [f"examples/outs-{name}/a.png" for name in ("bfr", "colorization", "inpainting", "seg2face")]
     assert cv2.imread("examples/outs-bfr/a.png").shape == (128, 128, 3)
     assert len(list((folder / "examples" / "faces").rglob("*.png"))) == 3
+
+
+COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def original_options() -> list[str]:
+    """Every option of the original that the guide names: in its commands and in the first column of its table."""
+    lines = [line for line in GUIDE.splitlines() if line.startswith("python demo.py")]
+    cells = [line.split("|")[1] for line in GUIDE.splitlines() if line.startswith("| ")]
+    return sorted(set(re.findall(r"--\w+", " ".join(lines + cells))))
+
+
+def own_options(command: str) -> set[str]:
+    return {name for parameter in COMMANDS[command].params for name in parameter.opts}
+
+
+def test_the_guide_names_options_of_the_original() -> None:
+    assert {"--in_size", "--out_size", "--use_cuda", "--save_face", "--alpha", "--tile_size"} <= set(original_options())
+
+
+@pytest.mark.parametrize("command", ["enhance", "colorize", "inpaint", "seg2face"])
+@pytest.mark.parametrize("option", original_options())
+def test_options_of_the_original_are_known(option: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ([option, "1"], [f"{option}=1"]):
+        assert run_command([command, "absent.png", *given]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"gpen-core: {option} is an option of the original; here: ")
+        advice = line.partition("; here: ")[2]
+        for name in re.findall(r"--[\w-]+", advice):
+            assert name in own_options("enhance" if "enhance" in advice else command)
+
+
+def test_every_other_option_of_the_guide_is_one_of_ours() -> None:
+    text = "\n".join(line for line in GUIDE.splitlines() if not line.startswith("python demo.py"))
+    ours = set().union(*(own_options(command) for command in COMMANDS if command != "weights"))
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text))
+    assert "--save-faces" in named
+    assert named - ours <= set(original_options())
+
+
+def test_convert_checks_what_the_original_was_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = next(line for line in GUIDE.splitlines() if line.startswith("| `--in_size`"))
+    names = re.findall(r"`(--[\w-]+)`", row)
+    assert set(names) <= own_options("convert")
+    for name in names:
+        assert run_command(["convert", "GPEN-BFR-512.pth", name, "3"]) == 1
+        assert "contradicts the file" in capsys.readouterr().err
+    size = str(TINY.input_size)
+    assert run_command(["convert", "GPEN-BFR-512.pth", "--in_size", size, "--out_size", size]) == 0

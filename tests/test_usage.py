@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +15,16 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 import typer.main
 
 import gpen_core
 from gpen_core import verbs
+from gpen_core.backend import load_runtime
 from gpen_core.cli import app, run_command
+from gpen_core.errors import GpenError
 from gpen_core.restorer import Restorer
+from tests.legacy import TINY, legacy_state
 from tests.stubs import FixedDetector, config_of, face_at, smooth_picture, without_channel_0
 
 VERBS = ("enhance", "colorize", "inpaint", "seg2face")
@@ -323,3 +330,39 @@ def test_empty_values(verb: str, folder: Path, capsys: pytest.CaptureFixture[str
 def test_other_commands_take_one_value_too(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(arguments) == 1
     assert f"is given 2 times; {arguments[0]} takes one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text")
+def test_names_that_are_not_utf_8(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = os.fsdecode(b"o\xff")
+    place = tmp_path / "odd"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    torch.save(legacy_state(TINY), f"{odd}.pth")
+    assert run_command(["convert", f"{odd}.pth", "-o", "plain.safetensors"]) == 0
+    assert run_command(["export", "plain.safetensors", "--format", "onnx"]) == 0
+    for suffix in (".safetensors", ".onnx"):
+        shutil.copy(f"plain{suffix}", f"{odd}{suffix}")
+    shutil.copy(folder / "photo.png", f"{odd}.png")
+    assert run_command(["convert", f"{odd}.onnx", "-o", "back.safetensors"]) == 0
+    assert run_command(["enhance", f"{odd}.png", "-o", f"{odd}/", "--report", f"{odd}.json"]) == 0
+    assert Path(odd, f"{odd}.png").exists()
+    for command in (
+        ["convert", f"{odd}.pth"],
+        ["info", f"{odd}.safetensors"],
+        ["info", f"{odd}.onnx"],
+        ["export", f"{odd}.safetensors", "--format", "onnx"],
+        ["export", "plain.safetensors", "--format", "onnx", "-o", f"{odd}.2.onnx"],
+    ):
+        capsys.readouterr()
+        assert run_command(command) in (1, 2)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "o\\udcff" in line
+        assert "not UTF-8" in line
+    with pytest.raises(GpenError, match="not UTF-8"):
+        load_runtime(f"{odd}.onnx")
+    with pytest.raises(GpenError, match="not UTF-8"):
+        load_runtime(f"{odd}.safetensors")
+    assert not list(place.glob("*.part"))

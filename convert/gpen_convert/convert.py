@@ -14,12 +14,12 @@ from gpen_convert.generator import Claims, Wanted, convert_tree, renamed
 from gpen_convert.names import published_network
 from gpen_convert.select import Selection, holds_generator, select_network
 from gpen_convert.shapes import Shapes
-from gpen_convert.targets import may_replace, origin_of, output_path
+from gpen_convert.targets import digest_of, may_replace, origin_of, output_path
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.config import Provenance, describe_origin, megabytes
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import sha256
+from gpen_core.files import Stamp, stamp
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ def convert(
         if key is not None:
             raise UsageError(f"{source}: --key is for checkpoints; an ONNX file holds one network")
         return convert_onnx(source, output, wanted)
+    before = stamp(source)
     tree = load_tree(source)
     # Of a file with several networks the generator is meant, unless a key says otherwise.
     for network in () if key is None and holds_generator(tree) else NETWORKS:
@@ -74,18 +75,18 @@ def convert(
         except CheckpointError as error:
             raise CheckpointError(f"{source}: {error}") from None
         if selection is not None:
-            return _convert_network(network, selection, source, output, wanted)
-    return convert_tree(tree, source, output, key, wanted).lines()
+            return _convert_network(network, selection, before, source, output, wanted)
+    return convert_tree(tree, before, source, output, key, wanted).lines()
 
 
 def _convert_network(
-    network: Network, selection: Selection, source: Path, output: Path | None, wanted: Wanted
+    network: Network, selection: Selection, before: Stamp | None, source: Path, output: Path | None, wanted: Wanted
 ) -> list[str]:
     if wanted != Wanted(licence=wanted.licence):
         raise UsageError(f"{source}: not a generator, so only -o, --key and --licence apply")
     entry = published_network(source.name, network.kind)
     target = output_path(source, output, network.suffix, entry.file if entry else None)
-    digest = sha256(source)
+    digest = digest_of(source, before)
     replaced = may_replace(target, output, source, lambda there: origin_of(there) == digest)
     provenance = Provenance(
         source_name=source.name,

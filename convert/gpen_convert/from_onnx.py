@@ -22,12 +22,12 @@ from torch import Tensor
 from gpen_convert.generator import SUFFIX, Report, Wanted, renamed, write_verified
 from gpen_convert.onnx_shapes import import_onnx
 from gpen_convert.precision import DTYPES, rounded
-from gpen_convert.targets import may_replace, origin_of, output_path
+from gpen_convert.targets import digest_of, may_replace, origin_of, output_path
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, load_tensors
 from gpen_core.config import METADATA_KEY, GeneratorConfig, Provenance, WeightsMetadata
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import sha256
+from gpen_core.files import stamp
 from gpen_core.runtime_onnx import FAMILIES
 
 TOLERANCE = 1e-3
@@ -113,6 +113,7 @@ def convert_onnx(source: Path, output: Path | None, wanted: Wanted) -> list[str]
     """
     if output is not None:
         output_path(source, output, SUFFIX)
+    before = stamp(source)
     try:
         recovered = recover(source)
         described = wanted.apply(recovered.config, source.name, recovered.stated)
@@ -122,7 +123,7 @@ def convert_onnx(source: Path, output: Path | None, wanted: Wanted) -> list[str]
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
     target = output_path(source, output, SUFFIX, described.file_name)
-    digest = sha256(source)
+    digest = digest_of(source, before)
     own = Provenance(source_name=source.name, source_sha256=digest, tool_version=f"gpen-core {__version__}")
     provenance = recovered.stated.provenance if recovered.stated else own
     metadata = WeightsMetadata(described.config, replace(provenance, licence=described.licence))

@@ -16,7 +16,7 @@ from gpen_convert.keymap import find_rule, fold
 from gpen_convert.names import published_as, stem_of, task_of
 from gpen_convert.precision import DTYPES
 from gpen_convert.select import Selection, select
-from gpen_convert.targets import may_replace, origin_of, output_path
+from gpen_convert.targets import digest_of, may_replace, origin_of, output_path
 from gpen_convert.unpickle import load_tree
 from gpen_core import __version__
 from gpen_core.checkpoint import build_generator, load_tensors
@@ -32,7 +32,7 @@ from gpen_core.config import (
     template_named,
 )
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import remove_leftovers, replacing, sha256
+from gpen_core.files import Stamp, remove_leftovers, replacing, stamp
 from gpen_core.runtime import is_out_of_memory
 from gpen_weights import Entry, find
 
@@ -105,7 +105,8 @@ def convert_generator(
     Raises CheckpointError for a file that is no GPEN generator and UsageError for arguments that contradict it.
     """
     wanted = Wanted(dtype, task, licence, template, claims)
-    return convert_tree(load_tree(source), source, output, key, wanted)
+    before = stamp(source)
+    return convert_tree(load_tree(source), before, source, output, key, wanted)
 
 
 @dataclass(frozen=True)
@@ -197,15 +198,17 @@ def check_choices(dtype: str, task: str | None, template: str | None = None) -> 
         template_named(template)
 
 
-def convert_tree(tree: Any, source: Path, output: Path | None, key: str | None, wanted: Wanted) -> Report:
-    """`convert_generator` for what `load_tree` gave."""
+def convert_tree(
+    tree: Any, before: Stamp | None, source: Path, output: Path | None, key: str | None, wanted: Wanted
+) -> Report:
+    """`convert_generator` for what `load_tree` gave. before: the source's stamp before that."""
     if output is not None:
         output_path(source, output, SUFFIX)
     try:
         selection = select(tree, key)
         described = wanted.apply(_config(selection), source.name)
         target = output_path(source, output, SUFFIX, described.file_name)
-        digest = sha256(source)
+        digest = digest_of(source, before)
         replaced = may_replace(target, output, source, lambda there: origin_of(there) == digest)
         tensors = fold(described.config, selection.tensors, DTYPES[wanted.dtype])
     except UsageError as error:

@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from gpen_convert.names import stem_of
 from gpen_core.ahead import SIDECAR, Sidecar
+from gpen_core.checkpoint import open_safetensors
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError, UsageError
-from gpen_core.files import exists, is_folder, same_file, why_unreadable
+from gpen_core.files import NOT_UTF8, Stamp, exists, is_folder, is_utf8, same_file, sha256, stamp, why_unreadable
 
 
 def output_path(source: Path, output: Path | None, suffix: str, name: str | None = None) -> Path:
@@ -30,6 +31,8 @@ def output_path(source: Path, output: Path | None, suffix: str, name: str | None
         target = target / own
     if same_file(source, target):
         raise UsageError(f"{target}: the output would replace its source; name another file with -o")
+    if suffix != ".pt2" and not is_utf8(target):
+        raise UsageError(f"{target}: {NOT_UTF8}, or name another with -o")
     if target.suffix != suffix:
         raise UsageError(f"{target}: the output must be named *{suffix}")
     if is_folder(target):
@@ -68,6 +71,17 @@ def may_replace_sidecar(package: Path) -> None:
         ) from None
 
 
+def digest_of(source: Path, before: Stamp | None) -> str:
+    """The sha256 of a source, to be recorded in what was made of it.
+
+    before: its stamp before it was read. Raises CheckpointError if it is not what was read any more.
+    """
+    digest = sha256(source)
+    if stamp(source) != before:
+        raise CheckpointError(f"{source}: it was changed while it was read; nothing is written")
+    return digest
+
+
 def origin_of(path: Path) -> str:
     """The sha256 of the original that a converted or exported file names, or "" if it names none. Raises nothing."""
     properties = _properties(path)
@@ -85,7 +99,7 @@ def _properties(path: Path) -> Mapping[str, str]:
         return {}
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as opened:
+            with open_safetensors(path) as opened:
                 return dict(opened.metadata() or {})
         if path.suffix == ".pt2":
             note = json.loads(sidecar.read_text(encoding="utf-8"))
@@ -96,7 +110,7 @@ def _properties(path: Path) -> Mapping[str, str]:
 
         model = onnx.load_model(str(path), load_external_data=False)
         return {entry.key: entry.value for entry in model.metadata_props}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, SafetensorError, CheckpointError):
         return {}
     except Exception:  # protobuf's DecodeError has no stable public home
         return {}

@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from gpen_convert.pickle_check import check_pickle
 from gpen_convert.tarball import TAR_MAGIC, load_tar
-from gpen_core.checkpoint import describe_foreign, read_start
+from gpen_core.checkpoint import describe_foreign, open_safetensors, read_start
 from gpen_core.config import METADATA_KEY
 from gpen_core.errors import CheckpointError
 
@@ -178,7 +178,7 @@ def _explain(message: str) -> str:
 
 def _load_safetensors(path: Path) -> dict[str, Any]:
     try:
-        with safe_open(path, framework="pt") as opened:
+        with open_safetensors(path) as opened:
             if METADATA_KEY in (opened.metadata() or {}):
                 raise CheckpointError("already converted; use it as it is")
             names = list(opened.keys())
