@@ -523,7 +523,8 @@ def test_what_is_no_file_in_an_entry_is_not_read(
     put(file)
     for _ in range(2):
         Runtime(generator, SMALL, options(own if named else None))
-        assert caplog.messages == [f"{file}: not a file; not used"]
+        obstacle = "a folder, not a file" if named and put is Path.mkdir else "not a regular file"
+        assert caplog.messages == [f"{file}: {obstacle}; not used"]
         assert len(made) == 1
     assert only_entry(own) == file.parent
 
