@@ -352,8 +352,8 @@ def read_sidecar(path: Path) -> Sidecar:
     if obstacle:
         raise CheckpointError(f"{path}: {obstacle}")
     try:
-        if beside.exists() and not beside.is_file():
-            raise CheckpointError(f"{beside}: not a file")
+        if beside.exists() and why_unreadable(beside):
+            raise CheckpointError(f"{beside}: {why_unreadable(beside)}")
         if beside.stat().st_size > MOST_JSON:
             raise CheckpointError(f"{beside}: too large for a sidecar")
         sidecar = Sidecar.decode(beside.read_text(encoding="utf-8"))

@@ -235,7 +235,7 @@ def require_entry(entry: Path, *, trusted: bool) -> None:
             # What is missing is told when it is opened.
             continue
         if path != entry and not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path}: not a file")
+            raise CheckpointError(f"{path}: not a regular file")
         obstacle = _obstacle(path, status, last=True)
         if obstacle:
             raise CheckpointError(f"{path}: {obstacle}")

@@ -565,6 +565,14 @@ def test_what_a_killed_conversion_left_is_removed(state: dict[str, Tensor], tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == ["old.pth", "old.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["again.safetensors", "again.pth"])
+def test_what_is_converted_already_is_refused(name: str, state: dict[str, Tensor], tmp_path: Path) -> None:
+    made = convert_generator(save(state, tmp_path / "old.pth")).output.rename(tmp_path / name)
+    with pytest.raises(CheckpointError, match="already converted; use it as it is"):
+        convert_generator(made, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for read in (convert_generator, load_generator):
