@@ -20,8 +20,8 @@ import tempfile
 import threading
 import warnings
 import zipfile
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,7 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
         # Export looks at convolutions with cuDNN switched off. The compiler, which asks again with cuDNN, would get the
         # remembered answer, a contiguous result, and copy each map to and from that layout, or read it wrongly.
         stack.enter_context(torch._dynamo.config.patch(fake_tensor_cache_enabled=False))
+        stack.enter_context(declared_where_used())
         # What export and the compiler deprecate in themselves.
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (example,), dynamic_shapes=dynamic, strict=False)
@@ -252,6 +253,33 @@ def make_package(network: nn.Module, package: Path, sidecar: Sidecar, device: to
     require_loadable(package)
     sealed = sidecar.sealed(sha256(package))
     Path(f"{package}{SIDECAR}").write_text(sealed.encode(), encoding="utf-8")
+
+
+@contextmanager
+def declared_where_used() -> Iterator[None]:
+    """Have PyTorch declare each array of sizes in its C++ code right before it is used.
+
+    Before 2.13 it knows the arrays that a part of the code declares by the address of a bound method, which is soon
+    another's. So now and then code used an array that is declared further down, and did not compile.
+    """
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    declare = getattr(CppWrapperCpu, "_codegen_int_array_var_impl", None)
+    if torch.__version__ >= "2.13" or declare is None:
+        yield
+        return
+    remembering = CppWrapperCpu.codegen_int_array_var
+
+    def forgetting(
+        wrapper: Any, array: str, writeline: Callable[..., None], known_statically: bool = False, graph: object = None
+    ) -> Any:
+        return declare(wrapper, array, writeline, known_statically)
+
+    CppWrapperCpu.codegen_int_array_var = forgetting  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        CppWrapperCpu.codegen_int_array_var = remembering  # type: ignore[method-assign]
 
 
 def why_not_compiled(error: Exception) -> str:

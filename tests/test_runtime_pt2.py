@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -35,6 +36,7 @@ from gpen_core.ahead import (
     Machine,
     Sidecar,
     can_record,
+    declared_where_used,
     describe_machine,
     load_package,
     make_package,
@@ -579,6 +581,25 @@ def test_the_compiler_asks_anew_how_results_lie_in_memory(tmp_path: Path, monkey
     with pytest.raises(DeviceError, match="enough"):
         export_generator(source, format="pt2")
     assert kept and not any(kept)
+
+
+def test_the_compilers_code_declares_what_it_uses() -> None:
+    """Two parts of a wrapper's code; PyTorch 2.11 took the second for the first."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.utils import IndentedBuffer
+    from torch.utils._ordered_set import OrderedSet
+
+    parts = [IndentedBuffer() for _ in range(8)]
+    wrapper = CppWrapperCpu.__new__(CppWrapperCpu)
+    wrapper.int_array_id = itertools.count()
+    wrapper.declared_int_array_vars = OrderedSet()
+    wrapper.codegen_int_array_var_cache = {}
+    before = CppWrapperCpu.codegen_int_array_var
+    with declared_where_used():
+        names = [wrapper.codegen_int_array_var("{2L, 3L}", part.writeline, known_statically=True) for part in parts]
+    for name, part in zip(names, parts, strict=True):
+        assert f"{name}[] = {{2L, 3L}};" in part.getvalue()
+    assert CppWrapperCpu.codegen_int_array_var is before
 
 
 # On a GPU.
