@@ -61,8 +61,12 @@ WATERFALL = (
     Case("inductor", "fp16", "cuda"),
 )
 SIZES = tuple(Case("kernels", "fp16", "cuda", size, (1, 4), fidelity=False) for size in (256, 1024, 2048))
-# What `export --format pt2` makes, beside what `--compile` runs.
-EXPORTED = (Case("package", "fp16", "cuda", 256, (1, 4)), Case("package", "fp16", "cuda", batches=(1, 4, 8)))
+# What `export --format pt2` makes, right after what `--compile` runs.
+EXPORTED = tuple(
+    Case(network, "fp16", "cuda", size, (1, 4, 8), fidelity=network == "package")
+    for size in (256, 512)
+    for network in ("kernels", "package")
+)
 ON_CPU = (
     Case("ahead", "fp32", "cpu", batches=(1,), warm=True),
     Case("package", "fp32", "cpu", batches=(1,), fidelity=False),
@@ -88,4 +92,4 @@ REFERENCES = {
         Case("reference-compiled", "fp32", "cpu", batches=(1,), fidelity=False),
     ),
 }
-SUITES = {"gpu": WATERFALL[:-1] + SIZES + EXPORTED + WATERFALL[-1:], "cpu": ON_CPU}
+SUITES = {"gpu": WATERFALL[:-1] + SIZES + WATERFALL[-1:], "packages": EXPORTED, "cpu": ON_CPU}

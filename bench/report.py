@@ -92,12 +92,8 @@ def batches(results: Path = RESULTS) -> str:
 
 def packages(results: Path = RESULTS) -> str:
     """A package on a GPU beside the kernels that `--compile` runs there."""
-    rows = load("h200", results)
-    kernels = {
-        row["case"]["size"]: row["batches"]
-        for row in rows
-        if (row["case"]["network"], row["case"]["precision"]) == ("kernels", "fp16")
-    }
+    rows = load("packages", results)
+    kernels = {row["case"]["size"]: row["batches"] for row in rows if row["case"]["network"] == "kernels"}
     lines = []
     for row in rows:
         size = row["case"]["size"]

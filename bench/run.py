@@ -48,7 +48,7 @@ def run_process(case: Case, timeout: float, cache: str) -> dict[str, Any]:
 
 def suite(name: str) -> tuple[Case, ...]:
     """The cases of a suite, with the real original where there is one."""
-    return SUITES[name] + (REFERENCES[name] if os.environ.get("GPEN_REFERENCE") else ())
+    return SUITES[name] + (REFERENCES.get(name, ()) if os.environ.get("GPEN_REFERENCE") else ())
 
 
 def main() -> None:

@@ -145,9 +145,15 @@ def to_cv2(pixels: Canvas, alpha: NDArray[Any] | None, grey: bool) -> NDArray[An
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
 
 
+def silence() -> None:
+    """Keep OpenCV's warnings off stderr: what matters of them is raised. OpenCV 5 has the switch in another place."""
+    logging: Any = cv2 if hasattr(cv2, "setLogLevel") else cv2.utils.logging  # type: ignore[attr-defined]
+    logging.setLogLevel(0)
+
+
 def decode(data: Any) -> NDArray[Any]:
     """What cv2 makes of an encoded picture, as stored: neither rotated nor reduced. Raises ImageError."""
-    cv2.setLogLevel(0)
+    silence()
     try:
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:
@@ -159,7 +165,7 @@ def decode(data: Any) -> NDArray[Any]:
 
 def encode(suffix: str, picture: NDArray[Any], parameters: list[int]) -> memoryview:
     """The encoded file as cv2 writes it. Raises ImageError if it can't."""
-    cv2.setLogLevel(0)
+    silence()
     height, width = picture.shape[:2]
     try:
         done, data = cv2.imencode(suffix, picture, parameters)

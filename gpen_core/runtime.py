@@ -45,8 +45,8 @@ COMPILES_KERNELS = (((3, 2), (8, 0)), ((3, 3), (7, 0)))
 LARGEST_TILE, SMALLEST_TILE = 256, 32
 # Batches of one request on their way: the device has the next one before the last one's pictures are read.
 ON_THEIR_WAY = 2
-# Tiles for four faces cost 1 or 2 % with one or eight (H200).
-PACKAGED_FACES = 4
+# Tiles for two faces cost less than 1 % with one to four, 2 % with eight (H200).
+PACKAGED_FACES = 2
 # Global switches of PyTorch can't be set for one thread alone.
 SWITCHES = threading.RLock()
 logger = logging.getLogger(__name__)

@@ -185,7 +185,7 @@ def test_packages_stand_beside_what_compile_runs(tmp_path: Path) -> None:
         return {"case": case, "batches": batches, "fidelity": {"black": {"psnr_db": 70}, "photo": {"psnr_db": 66}}}
 
     rows = [row("kernels", 256, {"1": 0.5, "4": 1.0}), row("package", 256, {"1": 0.51, "8": 3})]
-    (tmp_path / "h200.json").write_text(json.dumps({"rows": [*rows, row("kernels", 512, {"1": 2.0})]}))
+    (tmp_path / "packages.json").write_text(json.dumps({"rows": [*rows, row("kernels", 512, {"1": 2.0})]}))
     assert report.packages(tmp_path).splitlines()[2:] == ["| 256 | 1 | 0.500 | 0.510 | +2.0 % | 0.5 | 66.0 |"]
 
 

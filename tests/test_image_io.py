@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageCms
 
+from gpen_core import photo
 from gpen_core.errors import ImageError
 from gpen_core.image_io import SUFFIXES, WRITABLE, Photo, read, write
 
@@ -1021,3 +1023,13 @@ def test_memory_of_a_hundred_megapixels(tmp_path: Path, suffix: str, limit: floa
     command = [sys.executable, "-c", code, str(tmp_path / f"in{suffix}"), str(tmp_path / f"out{suffix}")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) < limit
+
+
+def test_opencv_keeps_quiet_wherever_it_has_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    switch = SimpleNamespace(setLogLevel=levels.append)
+    monkeypatch.setattr(photo, "cv2", switch)
+    photo.silence()
+    monkeypatch.setattr(photo, "cv2", SimpleNamespace(utils=SimpleNamespace(logging=switch)))
+    photo.silence()
+    assert levels == [0, 0]
